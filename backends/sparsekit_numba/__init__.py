@@ -1,0 +1,24 @@
+"""The CPU backend: nogil Numba kernels on ranges, driven by one thread pool.
+
+The contract of each function stands in ``sparsekit/_protocol.py``.
+"""
+
+from sparsekit_numba._coalesce import coalesce, is_coalesced
+from sparsekit_numba._jit import cache_folder
+from sparsekit_numba._optim import sparse_adam_step
+from sparsekit_numba._pool import set_num_threads
+from sparsekit_numba._topk import topk
+from sparsekit_numba._warmup import warmup
+
+__all__ = [
+    "cache_folder",
+    "coalesce",
+    "devices",
+    "is_coalesced",
+    "set_num_threads",
+    "sparse_adam_step",
+    "topk",
+    "warmup",
+]
+
+devices = ("cpu",)

@@ -1,0 +1,218 @@
+"""Group COO entries by coordinate: the unique coordinates in row-major order, and which entries fall on each."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsekit_numba import _pool
+from sparsekit_numba._jit import kernel
+from sparsekit_numba._sort import sort_pairs
+
+Array = NDArray[np.generic]
+Index = NDArray[np.int64]
+
+UNSORTED, SORTED, UNIQUE = 0, 1, 2
+_AT_LEAST = 1 << 14  # entries a thread should have to be worth waking
+
+
+class Groups(NamedTuple):
+    """Group s is made of the sorted entries ``starts[s]:starts[s + 1]``; sorted entry i is input entry ``order[i]``.
+
+    Where order is None the entries are in order: those of the input, or ``moved``, the payload in sorted order.
+    """
+
+    indices: Index
+    starts: Index
+    order: Array | None
+    moved: Array | None
+
+
+class Survey(NamedTuple):
+    """What one pass over the indices tells."""
+
+    low: list[int]
+    high: list[int]
+    state: int  # UNSORTED, SORTED (not strictly), UNIQUE (strictly increasing)
+
+
+def survey(indices: Index) -> Survey:
+    """Range of each dimension and whether the coordinates are in order. Cost: one pass."""
+    sparse_ndim, nnz = indices.shape
+    parts = _pool.ranges(nnz, _AT_LEAST)
+    extremes = np.empty((len(parts), 2, sparse_ndim), np.int64)
+    states = _pool.run([partial(_survey, indices, lo, hi, out) for out, (lo, hi) in zip(extremes, parts, strict=True)])
+    return Survey(extremes[:, 0].min(axis=0).tolist(), extremes[:, 1].max(axis=0).tolist(), min(states))
+
+
+@kernel
+def _survey(indices: Any, lo: Any, hi: Any, extremes: Any) -> Any:
+    for axis in range(indices.shape[0]):
+        row = indices[axis]
+        low, high = np.int64(2**63 - 1), np.int64(-(2**63))
+        for i in range(np.uint64(lo), np.uint64(hi)):
+            low, high = min(low, row[i]), max(high, row[i])
+        extremes[0, axis], extremes[1, axis] = low, high
+    state = 2
+    for i in range(max(lo, 1), hi):
+        step = 0
+        for axis in range(indices.shape[0]):
+            before, after = indices[axis, i - 1], indices[axis, i]
+            if before != after:
+                step = 1 if after > before else -1
+                break
+        if step < 0:
+            return 0
+        if step == 0:
+            state = 1
+    return state
+
+
+def group(indices: Index, found: Survey, payload: Array | None = None) -> Groups:
+    """Group the entries; with a payload (uint32 or uint64, one an entry) that is moved along instead of positions."""
+    sparse_ndim, nnz = indices.shape
+    if found.state != UNSORTED:
+        return _groups_in_order(indices, None, payload)
+    bits = [(high - low).bit_length() for low, high in zip(found.low, found.high, strict=True)]
+    words = _words(bits)
+    if len(words) == 1:
+        return _group_by_key(indices, found.low, bits, payload)
+    order: Array | None = None
+    for word in reversed(words):  # as a radix sort with dimensions for digits: the last ones first, each sort stable
+        total = sum(bits[word])
+        if total:
+            keys = _pack(indices[word], found.low[word], bits[word])
+            order = sort_pairs(keys if order is None else keys[order], order, total).payload
+    groups = _groups_in_order(indices, order, None)
+    return groups if payload is None else groups._replace(order=None, moved=payload[order])
+
+
+def _words(bits: list[int]) -> list[slice]:
+    """Consecutive dimensions whose bits fit 64 together."""
+    words, start, total = [], 0, 0
+    for axis, b in enumerate(bits):
+        if total + b > 64:
+            words.append(slice(start, axis))
+            start, total = axis, 0
+        total += b
+    return [*words, slice(start, len(bits))]
+
+
+def _shifts(bits: list[int]) -> NDArray[np.uint64]:
+    # A dimension without bits may lie above 64 others; its shift does not matter.
+    return np.array([min(63, sum(bits[axis + 1 :])) for axis in range(len(bits))], np.uint64)
+
+
+def _pack(indices: Index, low: list[int], bits: list[int]) -> Array:
+    """One key an entry: the coordinates side by side, so that keys sort as coordinates do."""
+    nnz = indices.shape[1]
+    keys = np.empty(nnz, np.uint32 if sum(bits) <= 32 else np.uint64)
+    offset, shifts = np.array(low, np.int64), _shifts(bits)
+    _pool.run([partial(_pack_range, indices, offset, shifts, keys, lo, hi) for lo, hi in _pool.ranges(nnz, _AT_LEAST)])
+    return keys
+
+
+@kernel
+def _pack_range(indices: Any, low: Any, shifts: Any, keys: Any, lo: Any, hi: Any) -> None:
+    for start in range(lo, hi, 4096):  # a block's keys stay in the first-level cache from dimension to dimension
+        end = min(start + 4096, hi)
+        for axis in range(indices.shape[0]):
+            row = indices[axis]
+            offset, shift = np.uint64(low[axis]), shifts[axis]
+            if axis == 0:
+                for i in range(np.uint64(start), np.uint64(end)):
+                    keys[i] = (np.uint64(row[i]) - offset) << shift
+            else:
+                for i in range(np.uint64(start), np.uint64(end)):
+                    keys[i] |= (np.uint64(row[i]) - offset) << shift
+
+
+def _group_by_key(indices: Index, low: list[int], bits: list[int], payload: Array | None) -> Groups:
+    pairs = sort_pairs(_pack(indices, low, bits), payload, sum(bits))
+    nnz = indices.shape[1]
+    parts = _pool.ranges(nnz, _AT_LEAST)
+    heads = _pool.run([partial(_count_heads, pairs.keys, pairs.bounds, lo, hi) for lo, hi in parts])
+    out_indices, starts = np.empty((indices.shape[0], sum(heads)), np.int64), np.empty(sum(heads) + 1, np.int64)
+    starts[-1] = nnz
+    offset, shifts = np.array(low, np.int64), _shifts(bits)
+    masks = np.array([(1 << b) - 1 for b in bits], np.uint64)
+    firsts = np.cumsum([0, *heads[:-1]]).tolist()
+    _pool.run(
+        [
+            partial(_write_heads, *pairs[:1], *pairs[2:], offset, shifts, masks, first, lo, hi, starts, out_indices)
+            for first, (lo, hi) in zip(firsts, parts, strict=True)
+        ]
+    )
+    return Groups(out_indices, starts, *((pairs.payload, None) if payload is None else (None, pairs.payload)))
+
+
+@kernel
+def _count_heads(keys: Any, bounds: Any, lo: Any, hi: Any) -> Any:
+    """How many i in [lo, hi) begin a group: the first of a bucket, and where the key changes."""
+    total = 0
+    for i in range(np.uint64(max(lo, 1)), np.uint64(hi)):
+        total += keys[i] != keys[i - np.uint64(1)]
+    for b in range(bounds.size - 1):
+        at = bounds[b]
+        if lo <= at < hi and bounds[b + 1] > at and (at == 0 or keys[at] == keys[at - 1]):
+            total += 1
+    return total
+
+
+@kernel
+def _write_heads(
+    keys: Any,
+    bounds: Any,
+    prefixes: Any,
+    low: Any,
+    shifts: Any,
+    masks: Any,
+    first: Any,
+    lo: Any,
+    hi: Any,
+    starts: Any,
+    out_indices: Any,
+) -> None:
+    """starts and coordinates of the groups that begin in [lo, hi); the first of them has number ``first``."""
+    s = first
+    b = np.searchsorted(bounds, lo, side="right") - 1
+    while b < bounds.size - 1 and bounds[b] < hi:
+        begin, end = bounds[b], min(bounds[b + 1], hi)
+        for i in range(max(begin, lo), end):
+            if i == begin or keys[i] != keys[i - 1]:
+                key = prefixes[b] | np.uint64(keys[i])
+                starts[s] = i
+                for axis in range(out_indices.shape[0]):
+                    out_indices[axis, s] = np.int64((key >> shifts[axis]) & masks[axis]) + low[axis]
+                s += 1
+        b += 1
+
+
+def _groups_in_order(indices: Index, order: Array | None, payload: Array | None) -> Groups:
+    """Groups of entries that ``order`` (None: their own order) brings together; compares whole coordinates."""
+    sparse_ndim, nnz = indices.shape
+    parts = _pool.ranges(nnz, _AT_LEAST)
+    is_head = np.empty(nnz, np.bool)
+    heads = _pool.run([partial(_mark_heads, indices, order, lo, hi, is_head) for lo, hi in parts])
+    starts = np.empty(sum(heads) + 1, np.int64)
+    starts[:-1], starts[-1] = np.flatnonzero(is_head), nnz
+    firsts = starts[:-1] if order is None else order[starts[:-1]]
+    return Groups(np.take(indices, firsts, axis=1), starts, order, payload if order is None else None)
+
+
+@kernel
+def _mark_heads(indices: Any, order: Any, lo: Any, hi: Any, is_head: Any) -> Any:
+    total = 0
+    for i in range(lo, hi):
+        head = i == 0
+        if not head:
+            if order is None:
+                here, before = i, i - 1
+            else:
+                here, before = np.int64(order[i]), np.int64(order[i - 1])
+            for axis in range(indices.shape[0]):
+                head |= indices[axis, here] != indices[axis, before]
+        is_head[i] = head
+        total += head
+    return total

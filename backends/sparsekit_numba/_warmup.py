@@ -1,0 +1,53 @@
+"""Compile ahead of first use, by small calls that reach the kernels of the common dtypes."""
+
+import numpy as np
+
+from sparsekit_numba._coalesce import coalesce
+from sparsekit_numba._optim import sparse_adam_step
+from sparsekit_numba._topk import topk
+
+_N = 1 << 15  # enough entries for the parallel sort
+_DTYPES = ("float16", "bfloat16", "float32", "float64", "int64")
+
+
+def warmup() -> None:
+    """coalesce, topk and sparse_adam_step for float16, bfloat16, float32 and float64; coalesce and topk for int64."""
+    rng = np.random.default_rng(0)
+    narrow, broad = rng.integers(0, 100, (2, _N)), rng.integers(0, 2**30, (2, _N))
+    for dtype in _DTYPES:
+        storage = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
+        values = np.ones((_N, 2), storage)
+        for indices, width in ((narrow, 1), (broad, 1), (narrow, 2), (broad[:1], 2), (np.sort(narrow[:1]), 2)):
+            for inverse in (False, True):
+                coalesce(
+                    indices,
+                    np.ascontiguousarray(values[:, :width]),
+                    (2**30,) * len(indices),
+                    dtype=dtype,
+                    reduce="sum",
+                    return_inverse=inverse,
+                    return_counts=True,
+                    check=True,
+                )
+        magnitudes = rng.integers(0, 100, _N * 4).astype(storage)
+        for k in (10, _N * 4 - 10):  # by the filter, by the histogram
+            topk([magnitudes], k, dtype=dtype)
+        if dtype == "int64":
+            continue
+        state = np.float64 if dtype == "float64" else np.float32
+        table = np.zeros((100, 2), storage)
+        for rows in (narrow[0], np.sort(narrow[0])):
+            sparse_adam_step(
+                table,
+                np.zeros(table.shape, state),
+                np.zeros(table.shape, state),
+                rows,
+                values,
+                dtype=dtype,
+                step_size=1e-3,
+                beta1=0.9,
+                beta2=0.999,
+                eps=1e-8,
+                weight_decay=0.0,
+                maximize=False,
+            )

@@ -1,0 +1,31 @@
+"""topk: a stable sort by magnitude."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsekit_scipy import _bfloat16
+
+Array = NDArray[np.generic]
+Index = NDArray[np.int64]
+
+
+def topk(arrays: Sequence[Array], k: int, *, dtype: str) -> list[Index]:
+    order = _largest_first(np.concatenate(arrays), dtype)
+    chosen = np.sort(order[:k])
+    ends = np.cumsum([a.size for a in arrays])
+    parts = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
+    return [part - start for part, start in zip(parts, [0, *ends[:-1]], strict=True)]
+
+
+def _largest_first(x: Array, dtype: str) -> Index:
+    """A stable order: of equal magnitudes, the lowest position comes first."""
+    if dtype == "bfloat16":
+        x = _bfloat16.to_float32(x)
+    if x.dtype.kind == "f":
+        is_nan = np.isnan(x)
+        return np.lexsort((-np.where(is_nan, 0, np.abs(x)), ~is_nan))
+    if x.dtype.kind == "i":
+        x = np.abs(x).view(f"u{x.itemsize}")  # abs wraps the most negative value to itself: the right bits, read unsigned
+    return np.argsort(~x, kind="stable")
