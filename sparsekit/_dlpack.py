@@ -45,6 +45,11 @@ class Raw(NamedTuple):
     source: Any
 
 
+@functools.cache
+def _name(dtype: np.dtype[Any]) -> str:
+    return dtype.name  # which NumPy makes anew each time
+
+
 class _NumPy:
     library = "numpy"
 
@@ -57,9 +62,8 @@ class _NumPy:
         a = np.asarray(x)
         if isinstance(x, list | tuple) and a.size == 0:
             a = a.astype(np.int64)  # NumPy reads an empty list as float64, which no index may be
-        if a.dtype.name == "bfloat16":  # ml_dtypes
-            return a.view(np.uint16), "bfloat16"
-        return a, a.dtype.name
+        name = _name(a.dtype)
+        return (a.view(np.uint16), name) if name == "bfloat16" else (a, name)  # bfloat16: from ml_dtypes
 
     def from_numpy(self, a: Array, dtype: str) -> Any:
         # Only an input of that very type leads here, so ml_dtypes has been imported by the caller.
@@ -82,7 +86,7 @@ class _DLPack:
 
     def to_numpy(self, x: Any) -> tuple[Array, str]:
         a = np.from_dlpack(x)
-        return a, a.dtype.name
+        return a, _name(a.dtype)
 
     def from_numpy(self, a: Array, dtype: str) -> Any:
         # A bare exporter has no library to go back to: its results are NumPy arrays.

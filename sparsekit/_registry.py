@@ -5,7 +5,6 @@ import contextlib
 import contextvars
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -48,6 +47,8 @@ class BackendUnavailableError(ImportError):
 
 @functools.cache
 def _third_party() -> dict[str, _Spec]:
+    import importlib.metadata  # 30 ms, which most programs never need
+
     found = importlib.metadata.entry_points(group=_ENTRY_POINTS)
     return {entry.name: _Spec(entry.value, None, None) for entry in found if entry.name not in _BUILT_IN}
 

@@ -1,4 +1,4 @@
-"""coalesce: survey and group the coordinates, then reduce each group."""
+"""coalesce: group the coordinates, then reduce each group."""
 
 from functools import partial
 from typing import Any
@@ -7,10 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsekit_numba import _pool
-from sparsekit_numba._group import UNIQUE, group, survey
+from sparsekit_numba._group import group, is_coalesced
 from sparsekit_numba._jit import kernel
 from sparsekit_numba._reduce import reduce_groups, split
 from sparsekit_numba._scalars import FORMS, MAX, MIN, OPS, PLAIN
+
+__all__ = ["coalesce", "is_coalesced"]
 
 Array = NDArray[np.generic]
 Index = NDArray[np.int64]
@@ -31,27 +33,18 @@ def coalesce(
     if nnz == 0:
         empty = np.empty(0, np.int64)
         return indices.copy(), values.copy(), empty if return_inverse else None, empty.copy() if return_counts else None
-    found = survey(indices)
-    if check and any(low < 0 or high >= dim for low, high, dim in zip(found.low, found.high, dims, strict=True)):
-        return None
-    if found.state == UNIQUE:
-        inverse = np.arange(nnz) if return_inverse else None
-        return indices.copy(), values.copy(), inverse, np.ones(nnz, np.int64) if return_counts else None
-
     work, op, form = _as_kernels_take_it(values, dtype, reduce)
     # A lone number travels with its key; wider rows, and whoever wants the inverse, need the positions.
     lone = not return_inverse and work.shape[1] == 1 and work.itemsize in (4, 8)
-    groups = group(indices, found, work[:, 0].view(f"u{work.itemsize}") if lone else None)
+    groups = group(indices, dims if check else None, work[:, 0].view(f"u{work.itemsize}") if lone else None)
+    if groups is None:
+        return None
     if groups.moved is not None:
         work = groups.moved.view(work.dtype)[:, None]
     reduced = reduce_groups(work, groups.order, groups.starts, op, form)
     inverse = _inverse(groups.order, groups.starts, nnz) if return_inverse else None
     counts = np.diff(groups.starts) if return_counts else None
     return groups.indices, _as_they_came(reduced, values), inverse, counts
-
-
-def is_coalesced(indices: Index) -> bool:
-    return survey(indices).state == UNIQUE if indices.shape[1] else True
 
 
 def _as_kernels_take_it(values: Array, dtype: str, reduce: str) -> tuple[Array, int, int]:

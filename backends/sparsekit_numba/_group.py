@@ -8,13 +8,14 @@ from numpy.typing import NDArray
 
 from sparsekit_numba import _pool
 from sparsekit_numba._jit import kernel
-from sparsekit_numba._sort import sort_pairs
+from sparsekit_numba._sort import radix_sort, sort_pairs
 
 Array = NDArray[np.generic]
 Index = NDArray[np.int64]
 
-UNSORTED, SORTED, UNIQUE = 0, 1, 2
+_UNSORTED, _SORTED, _UNIQUE = 0, 1, 2
 _AT_LEAST = 1 << 14  # entries a thread should have to be worth waking
+_SMALL = 1 << 12  # up to so many entries, one kernel call does it all
 
 
 class Groups(NamedTuple):
@@ -26,35 +27,106 @@ class Groups(NamedTuple):
     indices: Index
     starts: Index
     order: Array | None
-    moved: Array | None
+    moved: Array | None = None
 
 
-class Survey(NamedTuple):
-    """What one pass over the indices tells."""
-
-    low: list[int]
-    high: list[int]
-    state: int  # UNSORTED, SORTED (not strictly), UNIQUE (strictly increasing)
+def is_coalesced(indices: Index) -> bool:
+    return indices.shape[1] == 0 or _survey_all(indices)[2] == _UNIQUE
 
 
-def survey(indices: Index) -> Survey:
-    """Range of each dimension and whether the coordinates are in order. Cost: one pass."""
+def group(indices: Index, dims: tuple[int, ...] | None, payload: Array | None = None) -> Groups | None:
+    """Group one or more entries; None where dims is given and an index lies outside its dimension.
+
+    With a payload (uint32 or uint64, one an entry) that is moved along instead of positions.
+    """
+    nnz = indices.shape[1]
+    if nnz <= _SMALL:
+        limits = np.array(dims or (0,) * len(indices), np.int64)
+        code, *found = _group_small(indices, limits, dims is not None)
+        if code == _OUT_OF_RANGE:
+            return None
+        if code == _DONE:
+            return Groups(*found)
+    low, high, state = _survey_all(indices)
+    if dims is not None and any(a < 0 or b >= dim for a, b, dim in zip(low, high, dims, strict=True)):
+        return None
+    if state == _UNIQUE:
+        return Groups(indices.copy(), np.arange(nnz + 1), None, payload)
+    if state == _SORTED:
+        return _groups_in_order(indices, None, payload)
+    bits = [(b - a).bit_length() for a, b in zip(low, high, strict=True)]
+    words = _words(bits)
+    if len(words) == 1:
+        return _group_by_key(indices, low, bits, payload)
+    order: Array | None = None
+    for word in reversed(words):  # as a radix sort with dimensions for digits: the last ones first, each sort stable
+        total = sum(bits[word])
+        if total:
+            keys = _pack(indices[word], low[word], bits[word])
+            order = sort_pairs(keys if order is None else keys[order], order, total).payload
+    return _groups_in_order(indices, order, None)
+
+
+_DONE, _OUT_OF_RANGE, _LONG_KEYS = 0, 1, 2
+
+
+@kernel
+def _group_small(indices: Any, dims: Any, check: Any) -> Any:
+    """group, from end to end, on one thread: (code, indices, starts, order)."""
+    sparse_ndim, nnz = indices.shape
+    extremes = np.empty((2, sparse_ndim), np.int64)
+    state = _survey(indices, 0, nnz, extremes)
+    order = np.arange(nnz).astype(np.uint32)
+    starts = np.empty(nnz + 1, np.int64)
+    bits, code = 0, _DONE
+    shifts, masks = np.zeros(sparse_ndim, np.uint64), np.zeros(sparse_ndim, np.uint64)
+    for axis in range(sparse_ndim - 1, -1, -1):
+        low, high = extremes[0, axis], extremes[1, axis]
+        if check and (low < 0 or high >= dims[axis]):
+            code = _OUT_OF_RANGE
+        shifts[axis] = min(bits, 63)
+        extent = np.uint64(high) - np.uint64(low)
+        masks[axis] = extent
+        while extent > 0:
+            extent >>= np.uint64(1)
+            masks[axis] |= extent
+            bits += 1
+    if code == _DONE and bits > 64:
+        code = _LONG_KEYS
+    if code != _DONE:
+        return code, indices[:, :0].copy(), starts, order
+    keys = np.zeros(nnz, np.uint64)
+    _pack_range(indices, extremes[0], shifts, keys, 0, nnz)
+    bounds = np.array([0, nnz])
+    if state == _UNSORTED:
+        counts = np.empty((8, 1 << 8), np.int64)
+        radix_sort(keys, order, np.empty_like(keys), np.empty_like(order), counts, bounds, np.array([nnz]), 0, 1, bits)
+    heads = _count_heads(keys, bounds, 0, nnz)
+    out_indices, starts = np.empty((sparse_ndim, heads), np.int64), np.empty(heads + 1, np.int64)
+    _write_heads(keys, bounds, np.zeros(1, np.uint64), extremes[0], shifts, masks, 0, 0, nnz, starts, out_indices)
+    starts[heads] = nnz
+    return code, out_indices, starts, order
+
+
+def _survey_all(indices: Index) -> tuple[list[int], list[int], int]:
+    """(lowest index, highest index of each dimension; whether the coordinates are in order). Cost: one pass."""
     sparse_ndim, nnz = indices.shape
     parts = _pool.ranges(nnz, _AT_LEAST)
     extremes = np.empty((len(parts), 2, sparse_ndim), np.int64)
     states = _pool.run([partial(_survey, indices, lo, hi, out) for out, (lo, hi) in zip(extremes, parts, strict=True)])
-    return Survey(extremes[:, 0].min(axis=0).tolist(), extremes[:, 1].max(axis=0).tolist(), min(states))
+    return extremes[:, 0].min(axis=0).tolist(), extremes[:, 1].max(axis=0).tolist(), min(states)
 
 
 @kernel
 def _survey(indices: Any, lo: Any, hi: Any, extremes: Any) -> Any:
+    """Range of each dimension into ``extremes``; returns whether [lo, hi), and the entry before it, are in order."""
     for axis in range(indices.shape[0]):
         row = indices[axis]
         low, high = np.int64(2**63 - 1), np.int64(-(2**63))
         for i in range(np.uint64(lo), np.uint64(hi)):
             low, high = min(low, row[i]), max(high, row[i])
         extremes[0, axis], extremes[1, axis] = low, high
-    state = 2
+    state = _UNIQUE
     for i in range(max(lo, 1), hi):
         step = 0
         for axis in range(indices.shape[0]):
@@ -63,29 +135,10 @@ def _survey(indices: Any, lo: Any, hi: Any, extremes: Any) -> Any:
                 step = 1 if after > before else -1
                 break
         if step < 0:
-            return 0
+            return _UNSORTED
         if step == 0:
-            state = 1
+            state = _SORTED
     return state
-
-
-def group(indices: Index, found: Survey, payload: Array | None = None) -> Groups:
-    """Group the entries; with a payload (uint32 or uint64, one an entry) that is moved along instead of positions."""
-    sparse_ndim, nnz = indices.shape
-    if found.state != UNSORTED:
-        return _groups_in_order(indices, None, payload)
-    bits = [(high - low).bit_length() for low, high in zip(found.low, found.high, strict=True)]
-    words = _words(bits)
-    if len(words) == 1:
-        return _group_by_key(indices, found.low, bits, payload)
-    order: Array | None = None
-    for word in reversed(words):  # as a radix sort with dimensions for digits: the last ones first, each sort stable
-        total = sum(bits[word])
-        if total:
-            keys = _pack(indices[word], found.low[word], bits[word])
-            order = sort_pairs(keys if order is None else keys[order], order, total).payload
-    groups = _groups_in_order(indices, order, None)
-    return groups if payload is None else groups._replace(order=None, moved=payload[order])
 
 
 def _words(bits: list[int]) -> list[slice]:

@@ -8,27 +8,37 @@ from numpy.typing import NDArray
 
 from sparsekit_numba import _pool
 from sparsekit_numba._jit import inlined, kernel
-from sparsekit_numba._scalars import MEAN, combine, divide, store, widen
+from sparsekit_numba._scalars import MEAN, combine, divide, prefetch_row, store, widen
 
 Array = NDArray[np.generic]
 Index = NDArray[np.int64]
 
 BLOCK = 32
 LEVELS = 8  # of the tree: 32**8 entries in one group
+AHEAD = 16  # entries between the prefetch of a row and its sum
 LONG = 4096  # groups of more entries are reduced by all threads together
 _AT_LEAST = 1 << 14  # elements a thread should have to be worth waking
 
 
+_WIDE = {
+    np.dtype(np.uint16): np.dtype(np.float32),  # a 16-bit float
+    np.dtype(np.float32): np.dtype(np.float64),
+    np.dtype(np.complex64): np.dtype(np.complex128),
+}
+
+
 def wide_dtype(values: Array) -> np.dtype[Any]:
-    """The accumulator's dtype (uint16: a 16-bit float)."""
-    wide = {"uint16": np.float32, "float32": np.float64, "complex64": np.complex128}
-    return np.dtype(wide.get(values.dtype.name, values.dtype))
+    """The accumulator's dtype."""
+    return _WIDE.get(values.dtype, values.dtype)
 
 
 def reduce_groups(values: Array, order: Array | None, starts: Index, op: int, form: int) -> Array:
     """``(groups, width)``: the rows ``values[order[starts[s]:starts[s + 1]]]`` of each group, reduced."""
     groups, width = starts.size - 1, values.shape[1]
     out = np.empty((groups, width), values.dtype)
+    if starts[-1] == groups and order is None:  # every entry alone and in place
+        out[:] = values
+        return out
     long, long_totals = reduce_long_groups(values, order, starts, op, form)
     tree = partial(np.empty, (LEVELS, width), wide_dtype(values))
     _pool.run(
@@ -97,10 +107,14 @@ def _reduce_block(values: Any, order: Any, lo: Any, hi: Any, op: Any, form: Any,
     if width == 1:
         total[0] = _reduce_run(values, order, lo, hi, op, form)
         return
+    if order is not None and lo + AHEAD < order.size:
+        prefetch_row(values, order[lo + AHEAD])
     at = position(order, lo)
     for j in range(width):
         total[j] = widen(values[at, j], form)
     for i in range(lo + 1, hi):
+        if order is not None and i + AHEAD < order.size:  # also beyond this group: its rows come next
+            prefetch_row(values, order[i + AHEAD])
         at = position(order, i)
         if op <= MEAN:  # its own loop, so that it is vectorised
             for j in range(width):

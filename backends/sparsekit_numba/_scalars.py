@@ -149,14 +149,18 @@ def _combine(op: Any, a: Any, x: Any) -> Any:
 
 
 def divide(x: Any, n: Any) -> Any:
-    """x / n; a complex x by parts, so that infinities do not make NaN."""
-    return complex(x.real / n, x.imag / n) if isinstance(x, complex) else x / n
+    """x / n; a complex x by parts, so that infinities do not make NaN. Integers, which never come here, keep their type."""
+    if isinstance(x, complex):
+        return complex(x.real / n, x.imag / n)
+    return x if isinstance(x, int | np.integer) else x / n
 
 
 @overload(divide, strict=False)
 def _divide(x: Any, n: Any) -> Any:
     if isinstance(x, types.Complex):
         return lambda x, n: complex(x.real / n, x.imag / n)
+    if isinstance(x, types.Integer):
+        return lambda x, n: x
     return lambda x, n: x / n
 
 

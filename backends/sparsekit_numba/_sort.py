@@ -127,7 +127,7 @@ def _sort_large(keys: Array, payload: Array, bits: int) -> None:
 def _sort_some(pairs: Sorted, sizes: NDArray[np.int64], first: int, last: int, bits: int) -> None:
     largest = int(sizes[first:last].max(initial=0))
     if largest > 1:
-        _radix_sort(
+        radix_sort(
             pairs.keys,
             pairs.payload,
             np.empty(largest, pairs.keys.dtype),
@@ -142,7 +142,7 @@ def _sort_some(pairs: Sorted, sizes: NDArray[np.int64], first: int, last: int, b
 
 
 @kernel
-def _radix_sort(
+def radix_sort(
     keys: Any, payload: Any, tmp_keys: Any, tmp_payload: Any, counts: Any, bounds: Any, sizes: Any, first: Any, last: Any, bits: Any
 ) -> None:
     """Sort buckets first <= b < last in place, those of size 0 aside; insertion sort where short, else radix, low digit first."""

@@ -1,0 +1,133 @@
+"""What only the Numba backend has: 16-bit conversions, the kernel cache, the thread pool."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+
+from sparsekit_numba import _pool, _scalars
+
+
+def test_every_float16_and_bfloat16_widens_exactly():
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    half = np.array([_scalars.half_to_float(b) for b in bits], np.float32)
+    expected = bits.view(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(half, expected)
+    np.testing.assert_array_equal(np.signbit(half), np.signbit(expected))
+    brain = np.array([_scalars.bfloat_to_float(b) for b in bits], np.float32)
+    np.testing.assert_array_equal(brain, (bits.astype(np.uint32) << 16).view(np.float32))
+
+
+def _float32_near_rounding_boundaries(storage):
+    """Every 16-bit float, the midpoints between neighbours, and the float32 on each side of both."""
+    finite = np.sort(storage.astype(np.float32)[np.isfinite(storage.astype(np.float32))])
+    middle = (finite[:-1].astype(np.float64) + finite[1:]) / 2
+    exact = np.concatenate([finite, middle.astype(np.float32)])
+    around = [np.nextafter(exact, np.float32(side)) for side in (-np.inf, np.inf)]
+    return np.concatenate([exact, *around, np.float32([np.inf, -np.inf, np.nan, 3.4e38, -3.4e38, 65519.99, 65520.0])])
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_rounding_to_16_bits_is_to_nearest_even(name):
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    dtype = np.dtype(np.float16) if name == "float16" else np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    narrow = _scalars.float_to_half if name == "float16" else _scalars.float_to_bfloat
+    x = _float32_near_rounding_boundaries(bits.view(dtype))[::7]
+    got = np.array([narrow(value) for value in x], np.uint16).view(dtype)
+    expected = x.astype(dtype)
+    is_nan = np.isnan(expected.astype(np.float32))
+    np.testing.assert_array_equal(np.isnan(got.astype(np.float32)), is_nan)
+    np.testing.assert_array_equal(got.view(np.uint16)[~is_nan], expected.view(np.uint16)[~is_nan])
+
+
+COALESCE = """
+import numpy as np, sparsekit
+print(sparsekit.coalesce(np.array([1, 1]), np.array([2.0, 3.0]), (3,), backend="numba").values[0])
+"""
+
+NO_FOLDER = """
+import numba.core.caching
+numba.core.caching.CacheImpl._locator_classes = []
+"""
+
+FULL_DISK = """
+import errno, numba.core.caching
+def save(*args): raise OSError(errno.ENOSPC, "no space left")
+numba.core.caching.IndexDataCacheFile.save = save
+numba.core.caching.IndexDataCacheFile.load = lambda *args: None
+"""
+
+
+@pytest.mark.parametrize("trouble", [NO_FOLDER, FULL_DISK], ids=["no folder can be written", "disk full"])
+def test_works_where_the_kernel_cache_cannot_be_written(trouble):
+    program = textwrap.dedent(trouble + COALESCE)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "5.0", done.stderr
+
+
+def test_pool_returns_results_in_order_and_runs_the_first_task_here():
+    _pool.set_num_threads(3)
+    here = threading.get_ident()
+    results = _pool.run([lambda i=i: (i, threading.get_ident()) for i in range(8)])
+    assert [i for i, _ in results] == list(range(8))
+    assert results[0][1] == here
+    assert {thread for _, thread in results[1:]} - {here}
+
+
+def test_pool_waits_for_all_tasks_before_it_raises():
+    _pool.set_num_threads(3)
+    finished = []
+
+    def fail():
+        raise ValueError("first")
+
+    def slow():
+        time.sleep(0.2)
+        finished.append(True)
+
+    with pytest.raises(ValueError, match="first"):
+        _pool.run([fail, slow, slow])
+    assert finished == [True, True]
+
+
+def test_pool_can_be_used_from_its_own_workers():
+    _pool.set_num_threads(2)
+    inner = [lambda: 1, lambda: 2, lambda: 3]
+    assert _pool.run([lambda: _pool.run(inner)] * 4) == [[1, 2, 3]] * 4
+
+
+def test_pool_may_be_resized_while_others_use_it():
+    stop = threading.Event()
+    wrong = []
+
+    def use():
+        while not stop.is_set():
+            if _pool.run([lambda i=i: i for i in range(5)]) != [0, 1, 2, 3, 4]:
+                wrong.append(True)
+
+    users = [threading.Thread(target=use) for _ in range(3)]
+    for user in users:
+        user.start()
+    for n in (1, 2, 5, 3) * 10:
+        _pool.set_num_threads(n)
+        time.sleep(0.005)
+    stop.set()
+    for user in users:
+        user.join(10)
+    assert not wrong
+    assert not any(user.is_alive() for user in users)
+
+
+@pytest.mark.parametrize(("n", "at_least"), [(0, 10), (1, 10), (9, 10), (100, 1), (7, 3)])
+def test_ranges_cover_everything_once(n, at_least):
+    _pool.set_num_threads(4)
+    ranges = _pool.ranges(n, at_least)
+    assert [i for lo, hi in ranges for i in range(lo, hi)] == list(range(n))
+    assert len(ranges) <= 4
