@@ -1,0 +1,111 @@
+"""python -m bench train"""
+
+import argparse
+import importlib.util
+import math
+import sys
+import time
+from pathlib import Path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line and run what it names; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Jobs and measurements on sparsekit.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_train(commands)
+    options = parser.parse_args(arguments)
+    for package in ("rich", "torch"):
+        if importlib.util.find_spec(package) is None:
+            parser.error(f"needs the package {package}: python -m pip install {package}")
+    status: int = options.run(options, parser)
+    return status
+
+
+def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "train word embeddings of real text with sparsekit's and torch's SparseAdam, and compare"
+    parser = commands.add_parser(
+        "train", help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.set_defaults(run=_train)
+    parser.add_argument("--text", type=Path, help="a UTF-8 file to train on; else Python's docstrings")
+    parser.add_argument("--min-count", type=_positive, default=1, help="leave out words that occur less often")
+    parser.add_argument("--steps", type=_positive, default=300)
+    parser.add_argument("--dim", type=_positive, default=128, help="length of a word's vector")
+    parser.add_argument("--batch", type=_positive, default=4096, help="pairs of words in one step")
+    parser.add_argument("--lr", type=_rate, default=0.01)
+    parser.add_argument("--seed", type=_natural, default=0)
+    parser.add_argument("--threads", type=_positive, help="threads of torch and of sparsekit; else the CPUs there are")
+    parser.add_argument("--optimizer", choices=("both", "sparsekit", "torch"), default="both")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, a line for each optimizer")
+
+
+def _train(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    import rich.console
+    import rich.markup
+
+    import sparsekit
+    from bench import train
+    from bench._contender import OPTIMIZERS, Job
+    from bench._text import read_text
+
+    start = time.perf_counter()
+    console = rich.console.Console(highlight=False)
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json: there is no folder {options.json.parent}")
+    try:
+        text = read_text(options.text, min_count=options.min_count)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    source = options.text or "Python's docstrings and help topics"
+    console.print(f"{rich.markup.escape(str(source))}: {len(text.ids):,} words, {len(text.words):,} distinct")
+    job = Job(
+        text=text,
+        steps=options.steps,
+        dim=options.dim,
+        batch=options.batch,
+        lr=options.lr,
+        seed=options.seed,
+        threads=options.threads or sparsekit.get_num_threads(),
+    )
+    console.print(
+        f"{job.steps} steps of {job.batch} pairs, 5 negatives each; dim {job.dim}, lr {job.lr}, {job.threads} threads"
+    )
+    names = OPTIMIZERS if options.optimizer == "both" else (options.optimizer,)
+    results = train.train(job, names, console)
+    status = train.show(job, results, console)
+    if options.json:
+        train.write_json(options.json, job, results)
+    console.print(f"{time.perf_counter() - start:.0f} s in all", style="dim")
+    return status
+
+
+def _positive(text: str) -> int:
+    return _at_least(1, text)
+
+
+def _natural(text: str) -> int:
+    return _at_least(0, text)
+
+
+def _rate(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number > 0, got {text!r}")
+    return number
+
+
+def _at_least(least: int, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"expected an integer >= {least}, got {text!r}")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())
