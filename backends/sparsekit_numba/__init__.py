@@ -7,11 +7,13 @@ from sparsekit_numba._coalesce import coalesce, is_coalesced
 from sparsekit_numba._jit import cache_folder
 from sparsekit_numba._optim import sparse_adam_step
 from sparsekit_numba._pool import set_num_threads
+from sparsekit_numba._scratch import clear_cache
 from sparsekit_numba._topk import topk
 from sparsekit_numba._warmup import warmup
 
 __all__ = [
     "cache_folder",
+    "clear_cache",
     "coalesce",
     "devices",
     "is_coalesced",

@@ -10,6 +10,7 @@ from sparsekit_numba import _pool
 from sparsekit_numba._group import group, is_coalesced
 from sparsekit_numba._jit import kernel
 from sparsekit_numba._reduce import reduce_groups, split
+from sparsekit_numba._scratch import Scratch
 from sparsekit_numba._scalars import FORMS, MAX, MIN, OPS, PLAIN
 
 __all__ = ["coalesce", "is_coalesced"]
@@ -36,14 +37,16 @@ def coalesce(
     work, op, form = _as_kernels_take_it(values, dtype, reduce)
     # A lone number travels with its key; wider rows, and whoever wants the inverse, need the positions.
     lone = not return_inverse and work.shape[1] == 1 and work.itemsize in (4, 8)
-    groups = group(indices, dims if check else None, work[:, 0].view(f"u{work.itemsize}") if lone else None)
-    if groups is None:
-        return None
-    if groups.moved is not None:
-        work = groups.moved.view(work.dtype)[:, None]
-    reduced = reduce_groups(work, groups.order, groups.starts, op, form)
-    inverse = _inverse(groups.order, groups.starts, nnz) if return_inverse else None
-    counts = np.diff(groups.starts) if return_counts else None
+    with Scratch() as scratch:
+        payload = work[:, 0].view(f"u{work.itemsize}") if lone else None
+        groups = group(indices, dims if check else None, scratch, payload)
+        if groups is None:
+            return None
+        if groups.moved is not None:
+            work = groups.moved.view(work.dtype)[:, None]
+        reduced = reduce_groups(work, groups.order, groups.starts, op, form)
+        inverse = _inverse(groups.order, groups.starts, nnz) if return_inverse else None
+        counts = np.diff(groups.starts) if return_counts else None
     return groups.indices, _as_they_came(reduced, values), inverse, counts
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from sparsekit_numba import _pool
 from sparsekit_numba._jit import kernel
+from sparsekit_numba._scratch import Scratch
 from sparsekit_numba._sort import radix_sort, sort_pairs
 
 Array = NDArray[np.generic]
@@ -34,10 +35,12 @@ def is_coalesced(indices: Index) -> bool:
     return indices.shape[1] == 0 or _survey_all(indices)[2] == _UNIQUE
 
 
-def group(indices: Index, dims: tuple[int, ...] | None, payload: Array | None = None) -> Groups | None:
+def group(
+    indices: Index, dims: tuple[int, ...] | None, scratch: Scratch, payload: Array | None = None
+) -> Groups | None:
     """Group one or more entries; None where dims is given and an index lies outside its dimension.
 
-    With a payload (uint32 or uint64, one an entry) that is moved along instead of positions.
+    With a payload (uint32 or uint64, one an entry) that is moved along instead of positions. All but the indices is scratch.
     """
     nnz = indices.shape[1]
     if nnz <= _SMALL:
@@ -57,13 +60,13 @@ def group(indices: Index, dims: tuple[int, ...] | None, payload: Array | None = 
     bits = [(b - a).bit_length() for a, b in zip(low, high, strict=True)]
     words = _words(bits)
     if len(words) == 1:
-        return _group_by_key(indices, low, bits, payload)
+        return _group_by_key(indices, low, bits, payload, scratch)
     order: Array | None = None
     for word in reversed(words):  # as a radix sort with dimensions for digits: the last ones first, each sort stable
         total = sum(bits[word])
         if total:
-            keys = _pack(indices[word], low[word], bits[word])
-            order = sort_pairs(keys if order is None else keys[order], order, total).payload
+            keys = _pack(indices[word], low[word], bits[word], scratch)
+            order = sort_pairs(keys if order is None else keys[order], order, total, scratch).payload
     return _groups_in_order(indices, order, None)
 
 
@@ -99,7 +102,7 @@ def _group_small(indices: Any, dims: Any, check: Any) -> Any:
     _pack_range(indices, extremes[0], shifts, keys, 0, nnz)
     bounds = np.array([0, nnz])
     if state == _UNSORTED:
-        counts = np.empty((8, 1 << 8), np.int64)
+        counts = np.empty(1 << 11, np.uint32)
         radix_sort(keys, order, np.empty_like(keys), np.empty_like(order), counts, bounds, np.array([nnz]), 0, 1, bits)
     heads = _count_heads(keys, bounds, 0, nnz)
     out_indices, starts = np.empty((sparse_ndim, heads), np.int64), np.empty(heads + 1, np.int64)
@@ -157,10 +160,10 @@ def _shifts(bits: list[int]) -> NDArray[np.uint64]:
     return np.array([min(63, sum(bits[axis + 1 :])) for axis in range(len(bits))], np.uint64)
 
 
-def _pack(indices: Index, low: list[int], bits: list[int]) -> Array:
+def _pack(indices: Index, low: list[int], bits: list[int], scratch: Scratch) -> Array:
     """One key an entry: the coordinates side by side, so that keys sort as coordinates do."""
     nnz = indices.shape[1]
-    keys = np.empty(nnz, np.uint32 if sum(bits) <= 32 else np.uint64)
+    keys = scratch.empty(nnz, np.uint32 if sum(bits) <= 32 else np.uint64)
     offset, shifts = np.array(low, np.int64), _shifts(bits)
     _pool.run([partial(_pack_range, indices, offset, shifts, keys, lo, hi) for lo, hi in _pool.ranges(nnz, _AT_LEAST)])
     return keys
@@ -181,12 +184,14 @@ def _pack_range(indices: Any, low: Any, shifts: Any, keys: Any, lo: Any, hi: Any
                     keys[i] |= (np.uint64(row[i]) - offset) << shift
 
 
-def _group_by_key(indices: Index, low: list[int], bits: list[int], payload: Array | None) -> Groups:
-    pairs = sort_pairs(_pack(indices, low, bits), payload, sum(bits))
+def _group_by_key(
+    indices: Index, low: list[int], bits: list[int], payload: Array | None, scratch: Scratch
+) -> Groups:
+    pairs = sort_pairs(_pack(indices, low, bits, scratch), payload, sum(bits), scratch)
     nnz = indices.shape[1]
     parts = _pool.ranges(nnz, _AT_LEAST)
     heads = _pool.run([partial(_count_heads, pairs.keys, pairs.bounds, lo, hi) for lo, hi in parts])
-    out_indices, starts = np.empty((indices.shape[0], sum(heads)), np.int64), np.empty(sum(heads) + 1, np.int64)
+    out_indices, starts = np.empty((indices.shape[0], sum(heads)), np.int64), scratch.empty(sum(heads) + 1, np.int64)
     starts[-1] = nnz
     offset, shifts = np.array(low, np.int64), _shifts(bits)
     masks = np.array([(1 << b) - 1 for b in bits], np.uint64)

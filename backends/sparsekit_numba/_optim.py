@@ -10,6 +10,7 @@ from sparsekit_numba import _pool
 from sparsekit_numba._group import group
 from sparsekit_numba._jit import kernel
 from sparsekit_numba._reduce import LEVELS, reduce_long_groups, reduce_rows, split, wide_dtype
+from sparsekit_numba._scratch import Scratch
 from sparsekit_numba._scalars import FORMS, PLAIN, SUM, as_state, prefetch_row, store
 
 Array = NDArray[np.generic]
@@ -36,37 +37,38 @@ def sparse_adam_step(
     form = FORMS.get(dtype, PLAIN)
     if form != PLAIN:
         param, values = param.view(np.uint16), values.view(np.uint16)
-    groups = group(rows[None], None)
-    assert groups is not None  # the range is not checked here
-    long, totals = reduce_long_groups(values, groups.order, groups.starts, SUM, form)
     state = exp_avg.dtype.type
     scalars = [state(x) for x in (step_size, 1 - beta1, 1 - beta2, eps, weight_decay)]
     width = values.shape[1]
-    _pool.run(
-        [
-            partial(
-                _adam_range,
-                param,
-                exp_avg,
-                exp_avg_sq,
-                values,
-                groups.indices[0],
-                groups.order,
-                groups.starts,
-                first,
-                last,
-                long,
-                totals,
-                form,
-                *scalars,
-                maximize,
-                np.empty((LEVELS, width), wide_dtype(values)),
-                np.empty((1, width), param.dtype),
-                np.empty(width, state),
-            )
-            for first, last in split(groups.starts, width)
-        ]
-    )
+    with Scratch() as scratch:
+        groups = group(rows[None], None, scratch)
+        assert groups is not None  # the range is not checked here
+        long, totals = reduce_long_groups(values, groups.order, groups.starts, SUM, form)
+        _pool.run(
+            [
+                partial(
+                    _adam_range,
+                    param,
+                    exp_avg,
+                    exp_avg_sq,
+                    values,
+                    groups.indices[0],
+                    groups.order,
+                    groups.starts,
+                    first,
+                    last,
+                    long,
+                    totals,
+                    form,
+                    *scalars,
+                    maximize,
+                    np.empty((LEVELS, width), wide_dtype(values)),
+                    np.empty((1, width), param.dtype),
+                    np.empty(width, state),
+                )
+                for first, last in split(groups.starts, width)
+            ]
+        )
 
 
 @kernel

@@ -7,12 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsekit_numba import _pool
-from sparsekit_numba._jit import kernel
+from sparsekit_numba._jit import inlined, kernel
+from sparsekit_numba._scratch import Scratch
 
 Array = NDArray[np.generic]
 
 _SERIAL = 1 << 14  # fewer pairs than this are sorted by one thread, without a partition
 _BUCKET_BITS = 14  # the partition aims at buckets of this many pairs, which fit the second-level cache
+_MOST_BUCKET_BITS = 9  # more buckets than 512 are written to slower than they save
 
 
 class Sorted(NamedTuple):
@@ -24,27 +26,27 @@ class Sorted(NamedTuple):
     prefixes: NDArray[np.uint64]
 
 
-def sort_pairs(keys: Array, payload: Array | None, bits: int) -> Sorted:
+def sort_pairs(keys: Array, payload: Array | None, bits: int, scratch: Scratch) -> Sorted:
     """Sort by the lowest ``bits`` bits of the keys (uint32 or uint64), which hold them whole; equal keys keep their order.
 
-    Without a payload the pairs carry their positions. ``keys`` may be overwritten; ``payload`` is not.
-    Cost: about 3 reads and writes of the pairs; extra memory: one copy of the pairs.
+    Without a payload the pairs carry their positions. ``keys`` may be overwritten, ``payload`` is not; the result is scratch.
+    Cost: about 4 reads and writes of the pairs; extra memory: one copy of the pairs.
     """
     n = keys.size
     if n < _SERIAL:
         moved = np.arange(n, dtype=_position_dtype(n)) if payload is None else payload.copy()
         result = Sorted(keys, moved, np.array([0, n]), np.zeros(1, np.uint64))
-        _sort_buckets(result, bits)
+        _sort_buckets(result, bits, scratch)
         return result
-    high = min(bits, max(6, min(10, n.bit_length() - _BUCKET_BITS)))
+    high = min(bits, max(6, min(_MOST_BUCKET_BITS, n.bit_length() - _BUCKET_BITS)))
     rest = bits - high
-    out_keys = np.empty(n, np.uint32 if rest <= 32 else np.uint64)
-    out_payload = np.empty(n, _position_dtype(n) if payload is None else payload.dtype)
+    out_keys = scratch.empty(n, np.uint32 if rest <= 32 else np.uint64)
+    out_payload = scratch.empty(n, _position_dtype(n) if payload is None else payload.dtype)
     bounds = _scatter(keys, payload, rest, high, (1 << rest) - 1, out_keys, out_payload)
     prefixes = np.arange(1 << high, dtype=np.uint64) << np.uint64(min(rest, 63))
     result = Sorted(out_keys, out_payload, bounds, prefixes)
     if rest:
-        _sort_buckets(result, rest)
+        _sort_buckets(result, rest, scratch)
     return result
 
 
@@ -94,98 +96,117 @@ def _move(
         out_payload[to] = i if payload is None else payload[i]
 
 
-def _sort_buckets(pairs: Sorted, bits: int) -> None:
+def _sort_buckets(pairs: Sorted, bits: int, scratch: Scratch) -> None:
     """Sort each bucket in place: large ones by all threads together, the others shared out."""
     bounds = pairs.bounds
     sizes = np.diff(bounds)
     fair = max(1 << 16, pairs.keys.size // (2 * _pool.num_threads()))
     for b in np.flatnonzero(sizes > fair) if _pool.num_threads() > 1 else ():
-        _sort_large(pairs.keys[bounds[b] : bounds[b + 1]], pairs.payload[bounds[b] : bounds[b + 1]], bits)
+        _sort_large(pairs.keys[bounds[b] : bounds[b + 1]], pairs.payload[bounds[b] : bounds[b + 1]], bits, scratch)
         sizes[b] = 0
     work = np.concatenate([[0], np.cumsum(sizes)])
     pieces = _pool.ranges(int(work[-1]), _SERIAL // 2)
     cuts = [0, *(int(np.searchsorted(work, hi)) for _, hi in pieces[:-1]), sizes.size]
-    _pool.run(
-        [
-            partial(_sort_some, pairs, sizes, first, last, bits)
-            for first, last in zip(cuts[:-1], cuts[1:], strict=True)
-        ]
-    )
+    tasks = []
+    for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+        largest = int(sizes[first:last].max(initial=0))
+        spare = scratch.empty(largest, pairs.keys.dtype), scratch.empty(largest, pairs.payload.dtype)
+        counts = np.empty(1 << _WIDEST, np.uint32)
+        tasks.append(partial(radix_sort, pairs.keys, pairs.payload, *spare, counts, bounds, sizes, first, last, bits))
+    _pool.run(tasks)
 
 
-def _sort_large(keys: Array, payload: Array, bits: int) -> None:
+def _sort_large(keys: Array, payload: Array, bits: int, scratch: Scratch) -> None:
     """Radix sort with all threads, lowest digit first."""
-    other_keys, other_payload = np.empty_like(keys), np.empty_like(payload)
-    source, target = (keys, payload), (other_keys, other_payload)
-    for shift in range(0, bits, 11):
-        _scatter(*source, shift, min(11, bits - shift), 2**64 - 1, *target)
+    source = keys, payload
+    target = scratch.empty(keys.size, keys.dtype), scratch.empty(payload.size, payload.dtype)
+    for shift in range(0, bits, _WIDEST):
+        _scatter(*source, shift, min(_WIDEST, bits - shift), 2**64 - 1, *target)
         source, target = target, source
     if source[0] is not keys:
         keys[:], payload[:] = source
 
 
-def _sort_some(pairs: Sorted, sizes: NDArray[np.int64], first: int, last: int, bits: int) -> None:
-    largest = int(sizes[first:last].max(initial=0))
-    if largest > 1:
-        radix_sort(
-            pairs.keys,
-            pairs.payload,
-            np.empty(largest, pairs.keys.dtype),
-            np.empty(largest, pairs.payload.dtype),
-            np.empty((8, 1 << 11), np.int64),
-            pairs.bounds,
-            sizes,
-            first,
-            last,
-            bits,
-        )
+_WIDEST = 11  # bits of a digit: 2**11 counters stay in the first-level cache
+_SHORT = 40  # pairs that are sorted by insertion
 
 
 @kernel
 def radix_sort(
-    keys: Any, payload: Any, tmp_keys: Any, tmp_payload: Any, counts: Any, bounds: Any, sizes: Any, first: Any, last: Any, bits: Any
+    keys: Any,
+    payload: Any,
+    spare_keys: Any,
+    spare_payload: Any,
+    counts: Any,
+    bounds: Any,
+    sizes: Any,
+    first: Any,
+    last: Any,
+    bits: Any,
 ) -> None:
-    """Sort buckets first <= b < last in place, those of size 0 aside; insertion sort where short, else radix, low digit first."""
+    """Sort buckets first <= b < last in place, those of size 0 aside.
+
+    Two radix passes on the highest bits, about as many as tell n keys apart, then insertion for what is left. Where that takes
+    too long (keys that agree in their high bits), radix passes on all bits.
+    """
     for b in range(first, last):
-        n = sizes[b]
+        n = np.uint64(sizes[b])
         if n < 2:
             continue
-        at = bounds[b]
-        k, p = keys[at : at + n], payload[at : at + n]
-        if n <= 40:
-            for i in range(1, n):
-                key, load = k[i], p[i]
-                j = i
-                while j > 0 and k[j - 1] > key:
-                    k[j], p[j] = k[j - 1], p[j - 1]
-                    j -= 1
-                k[j], p[j] = key, load
+        lo = np.uint64(bounds[b])
+        k, p = keys[lo : lo + n], payload[lo : lo + n]
+        if n <= _SHORT:
+            _insertion_sort(k, p, n * n)
             continue
-        widest = 11 if n >= 4096 else 8
-        passes = (bits + widest - 1) // widest
-        width = (bits + passes - 1) // passes
-        mask = np.uint64((1 << width) - 1)
-        counts[:passes, : 1 << width] = 0
-        for i in range(n):
-            rest = np.uint64(k[i])
-            for digit in range(passes):
-                counts[digit, rest & mask] += 1
-                rest >>= np.uint64(width)
-        k2, p2 = tmp_keys[:n], tmp_payload[:n]
+        k2, p2 = spare_keys[:n], spare_payload[:n]
+        width = 6
+        while width < _WIDEST and (1 << (2 * width)) < 2 * n:
+            width += 1
+        if bits > 2 * width:
+            _radix_pass(k, p, k2, p2, counts, bits - 2 * width, width)
+            _radix_pass(k2, p2, k, p, counts, bits - width, width)
+            if _insertion_sort(k, p, 4 * n):
+                continue
+        passes = (bits + width - 1) // width
         for digit in range(passes):
-            shift = np.uint64(digit * width)
-            row = counts[digit]
-            if row[(np.uint64(k[0]) >> shift) & mask] == n:
-                continue  # all keys share this digit
-            total = 0
-            for value in range(1 << width):
-                row[value], total = total, total + row[value]
-            for i in range(n):
-                value = (np.uint64(k[i]) >> shift) & mask
-                to = row[value]
-                row[value] = to + 1
-                k2[to], p2[to] = k[i], p[i]
+            _radix_pass(k, p, k2, p2, counts, digit * width, min(width, bits - digit * width))
             k, k2, p, p2 = k2, k, p2, p
-        # An odd number of passes leaves the result in the scratch arrays.
-        if k.ctypes.data == tmp_keys.ctypes.data:
+        if passes % 2:  # the result is in the spare arrays
             k2[:], p2[:] = k, p
+
+
+@inlined
+def _radix_pass(keys: Any, payload: Any, out_keys: Any, out_payload: Any, counts: Any, shift: Any, width: Any) -> None:
+    """Stable distribution by one digit."""
+    n, shift, digits = np.uint64(keys.size), np.uint64(shift), np.uint64(1 << width)
+    counts[:digits] = 0
+    for i in range(n):
+        counts[(np.uint64(keys[i]) >> shift) & (digits - np.uint64(1))] += np.uint32(1)
+    total = np.uint32(0)
+    for digit in range(digits):
+        count = counts[digit]
+        counts[digit] = total
+        total = np.uint32(total + count)
+    for i in range(n):
+        digit = (np.uint64(keys[i]) >> shift) & (digits - np.uint64(1))
+        to = counts[digit]
+        counts[digit] = np.uint32(to + np.uint32(1))
+        out_keys[to], out_payload[to] = keys[i], payload[i]
+
+
+@inlined
+def _insertion_sort(keys: Any, payload: Any, budget: Any) -> Any:
+    """Stable; gives up, and returns False, after ``budget`` moves. What it leaves then is a stable permutation too."""
+    one, moves = np.uint64(1), np.uint64(0)
+    for i in range(one, np.uint64(keys.size)):
+        key = keys[i]
+        if keys[i - one] > key:
+            load, j = payload[i], i
+            while j > 0 and keys[j - one] > key:
+                keys[j], payload[j] = keys[j - one], payload[j - one]
+                j -= one
+            keys[j], payload[j] = key, load
+            moves += i - j
+            if moves > budget:
+                return False
+    return True
