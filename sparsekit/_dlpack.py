@@ -57,7 +57,7 @@ class _NumPy:
         return "cpu"
 
     def to_numpy(self, x: Any) -> tuple[Array, str]:
-        if isinstance(x, np.ma.MaskedArray):
+        if type(x) is not np.ndarray and isinstance(x, np.ma.MaskedArray):
             raise TypeError("masked arrays are not supported: their mask would be lost; expected a plain array (see .filled())")
         a = np.asarray(x)
         if isinstance(x, list | tuple) and a.size == 0:
@@ -125,6 +125,8 @@ def adapter_of(x: Any, name: str) -> Adapter:
 
 def import_array(x: Any, name: str) -> Raw:
     """x as a NumPy array on the same memory (lists and scalars become arrays as NumPy would have it)."""
+    if type(x) is np.ndarray:  # the common case, made short
+        return Raw(*_numpy.to_numpy(x), _numpy, x)
     adapter = adapter_of(x, name)
     device = adapter.device(x)
     if device != "cpu":

@@ -24,6 +24,9 @@ def check_value_dtype(raw: Raw, name: str) -> None:
 
 def native(a: Array, dtype: np.dtype[Any] | None = None) -> Array:
     """C-contiguous, aligned, native byte order; a itself where it is so already."""
+    flags = a.flags
+    if flags.c_contiguous and flags.aligned and (a.dtype.isnative if dtype is None else a.dtype == dtype):
+        return a
     return np.require(a, dtype or a.dtype.newbyteorder("="), ["C_CONTIGUOUS", "ALIGNED"])
 
 

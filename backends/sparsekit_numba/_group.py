@@ -79,8 +79,9 @@ def _group_small(indices: Any, dims: Any, check: Any) -> Any:
     sparse_ndim, nnz = indices.shape
     extremes = np.empty((2, sparse_ndim), np.int64)
     state = _survey(indices, 0, nnz, extremes)
-    order = np.arange(nnz).astype(np.uint32)
-    starts = np.empty(nnz + 1, np.int64)
+    order, starts = np.empty(nnz, np.uint32), np.empty(0, np.int64)
+    for i in range(nnz):
+        order[i] = i
     bits, code = 0, _DONE
     shifts, masks = np.zeros(sparse_ndim, np.uint64), np.zeros(sparse_ndim, np.uint64)
     for axis in range(sparse_ndim - 1, -1, -1):
@@ -97,13 +98,14 @@ def _group_small(indices: Any, dims: Any, check: Any) -> Any:
     if code == _DONE and bits > 64:
         code = _LONG_KEYS
     if code != _DONE:
-        return code, indices[:, :0].copy(), starts, order
+        return code, np.empty((sparse_ndim, 0), np.int64), starts, order
     keys = np.zeros(nnz, np.uint64)
     _pack_range(indices, extremes[0], shifts, keys, 0, nnz)
-    bounds = np.array([0, nnz])
+    bounds, sizes = np.zeros(2, np.int64), np.empty(1, np.int64)
+    bounds[1] = sizes[0] = nnz
     if state == _UNSORTED:
         counts = np.empty(1 << 11, np.uint32)
-        radix_sort(keys, order, np.empty_like(keys), np.empty_like(order), counts, bounds, np.array([nnz]), 0, 1, bits)
+        radix_sort(keys, order, np.empty_like(keys), np.empty_like(order), counts, bounds, sizes, 0, 1, bits)
     heads = _count_heads(keys, bounds, 0, nnz)
     out_indices, starts = np.empty((sparse_ndim, heads), np.int64), np.empty(heads + 1, np.int64)
     _write_heads(keys, bounds, np.zeros(1, np.uint64), extremes[0], shifts, masks, 0, 0, nnz, starts, out_indices)

@@ -109,8 +109,9 @@ def _adam_range(
             prefetch_row(exp_avg, ahead)
             prefetch_row(exp_avg_sq, ahead)
         if known < long.size and long[known] == s:
-            tree[0] = totals[known]
             level = 0
+            for j in range(width):
+                tree[0, j] = totals[known, j]
             known += 1
         else:
             level = reduce_rows(values, order, starts[s], starts[s + 1], SUM, form, tree)

@@ -184,8 +184,9 @@ def _reduce_range(
             store(out, s, 0, divide(x, end - begin) if op == MEAN else x, form)
             continue
         if known < long.size and long[known] == s:
-            tree[0] = long_totals[known]
             level = 0
+            for j in range(width):  # numba compiles a loop ten times faster than an assignment of a row
+                tree[0, j] = long_totals[known, j]
             known += 1
         else:
             level = reduce_rows(values, order, begin, end, op, form, tree)
@@ -209,6 +210,9 @@ def _reduce_blocks(
 def _reduce_wide(blocks: Any, op: Any, tree: Any, total: Any) -> None:
     """The levels of the tree above blocks that are in the wide dtype already."""
     for b in range(blocks.shape[0]):
-        tree[0] = blocks[b]
+        for j in range(total.size):
+            tree[0, j] = blocks[b, j]
         _carry(tree, 0, b + 1, op)
-    total[:] = tree[_finish(tree, blocks.shape[0], op)]
+    level = _finish(tree, blocks.shape[0], op)
+    for j in range(total.size):
+        total[j] = tree[level, j]

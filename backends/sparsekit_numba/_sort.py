@@ -172,14 +172,16 @@ def radix_sort(
             _radix_pass(k, p, k2, p2, counts, digit * width, min(width, bits - digit * width))
             k, k2, p, p2 = k2, k, p2, p
         if passes % 2:  # the result is in the spare arrays
-            k2[:], p2[:] = k, p
+            for i in range(n):
+                k2[i], p2[i] = k[i], p[i]
 
 
 @inlined
 def _radix_pass(keys: Any, payload: Any, out_keys: Any, out_payload: Any, counts: Any, shift: Any, width: Any) -> None:
     """Stable distribution by one digit."""
     n, shift, digits = np.uint64(keys.size), np.uint64(shift), np.uint64(1 << width)
-    counts[:digits] = 0
+    for digit in range(digits):
+        counts[digit] = 0
     for i in range(n):
         counts[(np.uint64(keys[i]) >> shift) & (digits - np.uint64(1))] += np.uint32(1)
     total = np.uint32(0)

@@ -1,5 +1,6 @@
 """torch tensors as NumPy arrays on the same memory, and back; sparse COO tensors as COO, and back."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,11 @@ import torch
 from torch import Tensor
 
 from sparsekit import COO
+
+
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 class _Adapter:
@@ -23,15 +29,16 @@ class _Adapter:
                 f"expected a tensor of layout torch.strided, got {x.layout}; for a sparse COO tensor use sparsekit.torch.coalesce "
                 "or sparsekit.COO.from_torch"
             )
-        # NumPy has neither the conjugate and negative bits nor autograd.
-        x = x.detach().resolve_conj().resolve_neg()
+        # NumPy has neither autograd nor the lazy conjugate and negative bits.
+        x = x.detach()
+        if x.is_conj() or x.is_neg():
+            x = x.resolve_conj().resolve_neg()
         if x.dtype == torch.bfloat16:  # unknown to NumPy, so it travels as bits
             return np.from_dlpack(x.view(torch.int16)).view(np.uint16), "bfloat16"
         try:
-            a = np.from_dlpack(x)
+            return np.from_dlpack(x), _name(x.dtype)
         except (BufferError, RuntimeError) as error:
             raise TypeError(f"NumPy cannot hold a tensor of dtype {x.dtype}: {error}") from error
-        return a, a.dtype.name
 
     def from_numpy(self, a: np.ndarray[Any, Any], dtype: str) -> Tensor:
         if dtype == "bfloat16":
