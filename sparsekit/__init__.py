@@ -7,6 +7,7 @@ from sparsekit._optim import sparse_adam_step
 from sparsekit._registry import (
     BackendUnavailableError,
     available_backends,
+    clear_cache,
     get_num_threads,
     set_num_threads,
     use_backend,
@@ -21,6 +22,7 @@ __all__ = [
     "__version__",
     "add",
     "available_backends",
+    "clear_cache",
     "coalesce",
     "get_num_threads",
     "is_coalesced",

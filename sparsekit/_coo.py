@@ -296,4 +296,5 @@ class COO:
 
 def _is_nonzero(raw: "Raw") -> Array:
     # bfloat16 arrives as bits: all but the sign.
-    return (raw.array & 0x7FFF) != 0 if raw.dtype == "bfloat16" else raw.array != 0
+    bits = raw.array & 0x7FFF if raw.dtype == "bfloat16" else raw.array
+    return np.not_equal(bits, 0)

@@ -113,7 +113,7 @@ def adapter_of(x: Any, name: str) -> Adapter:
     """The adapter for x; TypeError for what is no array."""
     if isinstance(x, np.ndarray | np.generic | list | tuple | int | float | complex):
         return _numpy
-    special = _special(type(x))
+    special = _special(type(x))  # type: ignore[arg-type]
     if special is not None:
         return special
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):

@@ -88,7 +88,13 @@ def sparse_adam_step(
     """
     raws = [
         import_array(x, name)
-        for x, name in ((param, "param"), (exp_avg, "exp_avg"), (exp_avg_sq, "exp_avg_sq"), (values, "values"), (indices, "indices"))
+        for x, name in (
+            (param, "param"),
+            (exp_avg, "exp_avg"),
+            (exp_avg_sq, "exp_avg_sq"),
+            (values, "values"),
+            (indices, "indices"),
+        )
     ]
     same_library(raws, ("param", "exp_avg", "exp_avg_sq", "values", "indices"))
     outputs, values_raw = raws[:3], raws[3]
@@ -164,9 +170,7 @@ def _check_layout(shape: tuple[int, ...], idx: Array, values: Array) -> tuple[in
     return shape[:sparse_ndim]
 
 
-def _scalars(
-    step: Any, lr: Any, betas: Any, eps: Any, weight_decay: Any
-) -> tuple[float, float, float, dict[str, float]]:
+def _scalars(step: Any, lr: Any, betas: Any, eps: Any, weight_decay: Any) -> tuple[float, float, float, dict[str, float]]:
     t = _validate.integer(step, "step")
     if t < 1:
         raise ValueError(f"step must be at least 1 (the number of this step), got {t}")

@@ -231,3 +231,21 @@ def get_num_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def clear_cache() -> None:
+    """Give back the scratch memory that backends keep between calls.
+
+    Notes
+    -----
+    The ``numba`` backend keeps at most 256 MiB for the process. Cost: none; the next large call takes fresh memory.
+
+    Examples
+    --------
+    >>> import sparsekit
+    >>> sparsekit.clear_cache()
+    """
+    for backend in list(_loaded.values()):
+        clear = getattr(backend, "clear_cache", None)
+        if clear is not None:
+            clear()

@@ -123,9 +123,7 @@ def topk_mask(
     return out if isinstance(x, list | tuple) else out[0]
 
 
-def _select(
-    x: Any, k: int | None, ratio: float | None, nan: str, backend: str | None
-) -> tuple[list[Raw], list[Index]]:
+def _select(x: Any, k: int | None, ratio: float | None, nan: str, backend: str | None) -> tuple[list[Raw], list[Index]]:
     """The arrays and, for each, the ascending flat positions of its chosen entries."""
     if nan not in ("largest", "raise"):
         raise ValueError(f"nan must be 'largest' or 'raise', got {nan!r}")

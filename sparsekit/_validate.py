@@ -1,4 +1,4 @@
-"""All argument checks of the core. Messages say what was expected and what came; everything is checked before anything is written."""
+"""All argument checks of the core, made before anything is written. Messages say what was expected and what came."""
 
 import math
 import operator
@@ -9,11 +9,9 @@ import numpy as np
 from sparsekit._dlpack import Adapter, Raw, import_array, same_library
 from sparsekit._protocol import Array, Index
 
-VALUE_DTYPES = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128".split()
-)
+INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+VALUE_DTYPES = frozenset(f"bool float16 bfloat16 float32 float64 complex64 complex128 {' '.join(sorted(INTEGERS))}".split())
 REAL_FLOATS = ("float16", "bfloat16", "float32", "float64")
-INTEGERS = frozenset(name for name in VALUE_DTYPES if "int" in name)
 _MAX_DIM = 2**63 - 1
 
 
@@ -95,7 +93,7 @@ def as_triplet(indices: Any, values: Any, shape: Any) -> Triplet:
 def check_index_range(indices: Array, dims: tuple[int, ...], name: str = "indices") -> None:
     """IndexError for the first index outside its dimension. Cost: two passes."""
     for axis, (row, dim) in enumerate(zip(indices, dims, strict=True)):
-        if row.size and not (0 <= int(row.min()) and int(row.max()) < dim):
+        if row.size and not (int(row.min()) >= 0 and int(row.max()) < dim):
             # Compared as Python ints would be: no wrap for uint64, no overflow for a small dtype and a large dim.
             bad = row < 0 if int(row.min()) < 0 else row > dim - 1
             position = int(np.argmax(bad))
@@ -143,5 +141,6 @@ def check_output(raw: Raw, name: str) -> None:
         raise ValueError(f"{name} is updated in place and must be writeable, got a read-only array")
     if raw.array.size and _overlaps_itself(raw.array):
         raise ValueError(
-            f"{name} is updated in place and its elements must not share memory, got shape {raw.array.shape} with strides {raw.array.strides}"
+            f"{name} is updated in place and its elements must not share memory, got shape {raw.array.shape} with strides "
+            f"{raw.array.strides}"
         )

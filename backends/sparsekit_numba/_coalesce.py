@@ -10,12 +10,12 @@ from sparsekit_numba import _pool
 from sparsekit_numba._group import group, is_coalesced
 from sparsekit_numba._jit import kernel
 from sparsekit_numba._reduce import reduce_groups, split
-from sparsekit_numba._scratch import Scratch
 from sparsekit_numba._scalars import FORMS, MAX, MIN, OPS, PLAIN
+from sparsekit_numba._scratch import Scratch
 
 __all__ = ["coalesce", "is_coalesced"]
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 Index = NDArray[np.int64]
 
 

@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 
 from sparsekit_numba import _pool
 from sparsekit_numba._jit import kernel
+from sparsekit_numba._scalars import position
 from sparsekit_numba._scratch import Scratch
 from sparsekit_numba._sort import radix_sort, sort_pairs
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 Index = NDArray[np.int64]
 
 _UNSORTED, _SORTED, _UNIQUE = 0, 1, 2
@@ -35,9 +36,7 @@ def is_coalesced(indices: Index) -> bool:
     return indices.shape[1] == 0 or _survey_all(indices)[2] == _UNIQUE
 
 
-def group(
-    indices: Index, dims: tuple[int, ...] | None, scratch: Scratch, payload: Array | None = None
-) -> Groups | None:
+def group(indices: Index, dims: tuple[int, ...] | None, scratch: Scratch, payload: Array | None = None) -> Groups | None:
     """Group one or more entries; None where dims is given and an index lies outside its dimension.
 
     With a payload (uint32 or uint64, one an entry) that is moved along instead of positions. All but the indices is scratch.
@@ -186,9 +185,7 @@ def _pack_range(indices: Any, low: Any, shifts: Any, keys: Any, lo: Any, hi: Any
                     keys[i] |= (np.uint64(row[i]) - offset) << shift
 
 
-def _group_by_key(
-    indices: Index, low: list[int], bits: list[int], payload: Array | None, scratch: Scratch
-) -> Groups:
+def _group_by_key(indices: Index, low: list[int], bits: list[int], payload: Array | None, scratch: Scratch) -> Groups:
     pairs = sort_pairs(_pack(indices, low, bits, scratch), payload, sum(bits), scratch)
     nnz = indices.shape[1]
     parts = _pool.ranges(nnz, _AT_LEAST)
@@ -251,7 +248,7 @@ def _write_heads(
 
 def _groups_in_order(indices: Index, order: Array | None, payload: Array | None) -> Groups:
     """Groups of entries that ``order`` (None: their own order) brings together; compares whole coordinates."""
-    sparse_ndim, nnz = indices.shape
+    _sparse_ndim, nnz = indices.shape
     parts = _pool.ranges(nnz, _AT_LEAST)
     is_head = np.empty(nnz, np.bool)
     heads = _pool.run([partial(_mark_heads, indices, order, lo, hi, is_head) for lo, hi in parts])
@@ -267,10 +264,7 @@ def _mark_heads(indices: Any, order: Any, lo: Any, hi: Any, is_head: Any) -> Any
     for i in range(lo, hi):
         head = i == 0
         if not head:
-            if order is None:
-                here, before = i, i - 1
-            else:
-                here, before = np.int64(order[i]), np.int64(order[i - 1])
+            here, before = position(order, i), position(order, i - 1)
             for axis in range(indices.shape[0]):
                 head |= indices[axis, here] != indices[axis, before]
         is_head[i] = head

@@ -46,7 +46,7 @@ def kernel(py_func: Callable[..., Any]) -> Any:
     compiled = numba.njit(nogil=True, error_model="numpy")(py_func)
     if isinstance(compiled, Dispatcher):  # not with NUMBA_DISABLE_JIT=1
         try:
-            compiled._cache = _KernelCache(py_func)
+            compiled._cache = _KernelCache(py_func)  # type: ignore[attr-defined]
         except (RuntimeError, OSError) as error:  # numba: no folder can be written
             _log.warning("kernels are compiled anew in each process: %s", error)
         _kernels.append(compiled)

@@ -10,10 +10,10 @@ from sparsekit_numba import _pool
 from sparsekit_numba._group import group
 from sparsekit_numba._jit import kernel
 from sparsekit_numba._reduce import LEVELS, reduce_long_groups, reduce_rows, split, wide_dtype
-from sparsekit_numba._scratch import Scratch
 from sparsekit_numba._scalars import FORMS, PLAIN, SUM, as_state, prefetch_row, store
+from sparsekit_numba._scratch import Scratch
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 Index = NDArray[np.int64]
 
 _AHEAD = 4  # groups between the prefetch of a row and its update

@@ -4,6 +4,7 @@ Not numba's ``parallel=True``: its layers abort on concurrent callers or after a
 take a range, release the GIL, and are called from plain threads.
 """
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -70,8 +71,8 @@ def run(tasks: Sequence[Task]) -> list[Any]:
     executor = _executor()
     futures: list[Future[Any]] = []
     try:
-        for task in tasks[1:]:
-            futures.append(executor.submit(_on_worker, task))
+        for task in tasks[1:]:  # one by one: what was submitted before a failure must be waited for
+            futures.append(executor.submit(_on_worker, task))  # noqa: PERF401
     except RuntimeError:  # the pool was replaced or the interpreter is shutting down: the rest runs here
         pass
     try:
@@ -97,4 +98,4 @@ def ranges(n: int, at_least: int) -> list[tuple[int, int]]:
     """Cut range(n) into one piece a thread, none much shorter than ``at_least``."""
     pieces = max(1, min(_state.num_threads, n // max(1, at_least)))
     bounds = [n * i // pieces for i in range(pieces + 1)]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(itertools.pairwise(bounds))

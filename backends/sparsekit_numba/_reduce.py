@@ -1,5 +1,6 @@
 """Reduce groups of rows in the contract's order: blocks of 32 left to right, then the same over the blocks' results."""
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -8,9 +9,9 @@ from numpy.typing import NDArray
 
 from sparsekit_numba import _pool
 from sparsekit_numba._jit import inlined, kernel
-from sparsekit_numba._scalars import MEAN, combine, divide, prefetch_row, store, widen
+from sparsekit_numba._scalars import MEAN, combine, divide, position, prefetch_row, store, widen
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 Index = NDArray[np.int64]
 
 BLOCK = 32
@@ -20,7 +21,7 @@ LONG = 4096  # groups of more entries are reduced by all threads together
 _AT_LEAST = 1 << 14  # elements a thread should have to be worth waking
 
 
-_WIDE = {
+_WIDE: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype(np.uint16): np.dtype(np.float32),  # a 16-bit float
     np.dtype(np.float32): np.dtype(np.float64),
     np.dtype(np.complex64): np.dtype(np.complex128),
@@ -63,7 +64,7 @@ def split(starts: Index, width: int) -> list[tuple[int, int]]:
     else:
         cuts = np.searchsorted(starts, entries * np.arange(1, len(pieces)) // len(pieces))
     edges = [0, *cuts.tolist(), groups]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(itertools.pairwise(edges))
 
 
 def reduce_long_groups(values: Array, order: Array | None, starts: Index, op: int, form: int) -> tuple[Index, Array]:
@@ -81,11 +82,6 @@ def reduce_long_groups(values: Array, order: Array | None, starts: Index, op: in
         )
         _reduce_wide(blocks, op, np.empty((LEVELS, values.shape[1]), totals.dtype), total)
     return long, totals
-
-
-@inlined
-def position(order: Any, i: Any) -> Any:
-    return i if order is None else np.int64(order[i])
 
 
 @inlined
@@ -198,9 +194,7 @@ def _reduce_range(
 
 
 @kernel
-def _reduce_blocks(
-    values: Any, order: Any, begin: Any, end: Any, op: Any, form: Any, first: Any, last: Any, blocks: Any
-) -> None:
+def _reduce_blocks(values: Any, order: Any, begin: Any, end: Any, op: Any, form: Any, first: Any, last: Any, blocks: Any) -> None:
     for b in range(first, last):
         lo = begin + b * BLOCK
         _reduce_block(values, order, lo, min(lo + BLOCK, end), op, form, blocks[b])

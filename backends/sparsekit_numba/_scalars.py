@@ -17,6 +17,7 @@ from sparsekit_numba._jit import inlined
 
 PLAIN, HALF, BFLOAT = 0, 1, 2
 FORMS = {"float16": HALF, "bfloat16": BFLOAT}
+_INTERPRETED = bool(numba.config.DISABLE_JIT)  # type: ignore[attr-defined]
 SUM, MEAN, MIN, MAX, PROD = 0, 1, 2, 3, 4
 OPS = {"sum": SUM, "mean": MEAN, "min": MIN, "max": MAX, "prod": PROD}
 
@@ -130,6 +131,12 @@ def _store(out: Any, i: Any, j: Any, x: Any, form: Any) -> Any:
     return store_plain
 
 
+@inlined
+def position(order: Any, i: Any) -> Any:
+    """The input entry that sorted entry i is."""
+    return i if order is None else np.int64(order[i])
+
+
 def combine(op: Any, a: Any, x: Any) -> Any:
     """One step of a reduction; min and max let NaN win."""
     if op <= MEAN:
@@ -180,12 +187,9 @@ def _prefetch(typing_context: Any, address: Any) -> Any:
 @inlined
 def prefetch_row(table: Any, row: Any) -> None:
     """Ask for a row of a C-contiguous table ahead of its use: random rows are out of reach of the hardware's prefetcher."""
+    if _INTERPRETED:
+        return
     width = table.shape[1] * table.itemsize
     start = np.uintp(table.ctypes.data) + np.uintp(row) * np.uintp(width)
     for line in range(0, width, 64):
-        _prefetch(np.uintp(start + np.uintp(line)))
-
-
-if numba.config.DISABLE_JIT:  # interpreted kernels: nothing to prefetch
-
-    def prefetch_row(table: Any, row: Any) -> None: ...
+        _prefetch(np.uintp(start + np.uintp(line)))  # type: ignore[call-arg]  # numba passes the context

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 KEPT_BYTES = 256 << 20  # at most so much is kept; what a call needs beyond is given back to the system
 _SMALL = 1 << 16  # below this the allocator is as fast

@@ -1,5 +1,6 @@
 """A stable parallel sort of (key, payload) pairs: one partition by the high bits, then radix sorts that stay in cache."""
 
+import itertools
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from sparsekit_numba import _pool
 from sparsekit_numba._jit import inlined, kernel
 from sparsekit_numba._scratch import Scratch
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 _SERIAL = 1 << 14  # fewer pairs than this are sorted by one thread, without a partition
 _BUCKET_BITS = 14  # the partition aims at buckets of this many pairs, which fit the second-level cache
@@ -84,9 +85,7 @@ def _count(keys: Any, shift: Any, counts: Any, lo: Any, hi: Any) -> None:
 
 
 @kernel
-def _move(
-    keys: Any, payload: Any, shift: Any, keep: Any, at: Any, out_keys: Any, out_payload: Any, lo: Any, hi: Any
-) -> None:
+def _move(keys: Any, payload: Any, shift: Any, keep: Any, at: Any, out_keys: Any, out_payload: Any, lo: Any, hi: Any) -> None:
     mask = np.uint64(at.size - 1)
     for i in range(np.uint64(lo), np.uint64(hi)):
         digit = (np.uint64(keys[i]) >> np.uint64(shift)) & mask
@@ -108,7 +107,7 @@ def _sort_buckets(pairs: Sorted, bits: int, scratch: Scratch) -> None:
     pieces = _pool.ranges(int(work[-1]), _SERIAL // 2)
     cuts = [0, *(int(np.searchsorted(work, hi)) for _, hi in pieces[:-1]), sizes.size]
     tasks = []
-    for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+    for first, last in itertools.pairwise(cuts):
         largest = int(sizes[first:last].max(initial=0))
         spare = scratch.empty(largest, pairs.keys.dtype), scratch.empty(largest, pairs.payload.dtype)
         counts = np.empty(1 << _WIDEST, np.uint32)
@@ -179,20 +178,21 @@ def radix_sort(
 @inlined
 def _radix_pass(keys: Any, payload: Any, out_keys: Any, out_payload: Any, counts: Any, shift: Any, width: Any) -> None:
     """Stable distribution by one digit."""
-    n, shift, digits = np.uint64(keys.size), np.uint64(shift), np.uint64(1 << width)
-    for digit in range(digits):
-        counts[digit] = 0
+    n, digits = np.uint64(keys.size), np.uint64(1 << width)
+    shift = np.uint64(shift)
+    for value in range(digits):
+        counts[value] = 0
     for i in range(n):
         counts[(np.uint64(keys[i]) >> shift) & (digits - np.uint64(1))] += np.uint32(1)
     total = np.uint32(0)
-    for digit in range(digits):
-        count = counts[digit]
-        counts[digit] = total
+    for value in range(digits):
+        count = counts[value]
+        counts[value] = total
         total = np.uint32(total + count)
     for i in range(n):
-        digit = (np.uint64(keys[i]) >> shift) & (digits - np.uint64(1))
-        to = counts[digit]
-        counts[digit] = np.uint32(to + np.uint32(1))
+        at = (np.uint64(keys[i]) >> shift) & (digits - np.uint64(1))
+        to = counts[at]
+        counts[at] = np.uint32(to + np.uint32(1))
         out_keys[to], out_payload[to] = keys[i], payload[i]
 
 
@@ -203,7 +203,8 @@ def _insertion_sort(keys: Any, payload: Any, budget: Any) -> Any:
     for i in range(one, np.uint64(keys.size)):
         key = keys[i]
         if keys[i - one] > key:
-            load, j = payload[i], i
+            load: Any = payload[i]
+            j: Any = i
             while j > 0 and keys[j - one] > key:
                 keys[j], payload[j] = keys[j - one], payload[j - one]
                 j -= one

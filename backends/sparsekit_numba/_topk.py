@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sparsekit_numba import _pool
 from sparsekit_numba._jit import inlined, kernel
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 Index = NDArray[np.int64]
 
 _LINES, _LINE = 4096, 8  # the sample: so many places, so many neighbours at each
@@ -105,9 +105,7 @@ def _guess(raw: Sequence[Array], k: int, order: _Order) -> np.uint64 | None:
     if k > n // 2:
         return None
     rng = np.random.default_rng(0)
-    lines = [
-        (a, np.sort(rng.integers(0, max(1, a.size - _LINE), math.ceil(_LINES * a.size / n)))) for a in raw if a.size
-    ]
+    lines = [(a, np.sort(rng.integers(0, max(1, a.size - _LINE), math.ceil(_LINES * a.size / n)))) for a in raw if a.size]
     sample = np.concatenate([_sample(a, starts, *order) for a, starts in lines])
     expected = sample.size * k / n
     rank = math.ceil(expected + 4 * math.sqrt(expected * _LINE / 2) + 8)  # neighbours may be alike: a wider margin
@@ -204,9 +202,7 @@ def _filter(
     return hi, filled
 
 
-def _select_by_histogram(
-    raw: Sequence[Array], shares: list[list[_Piece]], k: int, bits: int, order: _Order
-) -> _Found:
+def _select_by_histogram(raw: Sequence[Array], shares: list[list[_Piece]], k: int, bits: int, order: _Order) -> _Found:
     """Exact for any input: 16 bits of the k-th magnitude a pass, then a pass that counts and one that writes."""
     prefix, wanted = 0, k  # the wanted-th largest among the magnitudes that begin with prefix
     for shift in range(max(0, bits - _DIGIT), -1, -_DIGIT):
@@ -223,9 +219,7 @@ def _select_by_histogram(
     ends = np.cumsum(larger + quota)
     positions = np.empty(k, np.int64)
     jobs = iter(zip(pieces, quota.tolist(), (ends - larger - quota).tolist(), ends.tolist(), strict=True))
-    _pool.run(
-        [partial(_write_share, raw, [next(jobs) for _ in share], last, order, positions) for share in shares]
-    )
+    _pool.run([partial(_write_share, raw, [next(jobs) for _ in share], last, order, positions) for share in shares])
     per_array = np.zeros(len(raw) + 1, np.int64)
     np.add.at(per_array, [p.array + 1 for p in pieces], larger + quota)
     return _Found(positions, np.cumsum(per_array))
@@ -248,9 +242,7 @@ def _histogram(
             counts[rest & np.uint64((1 << _DIGIT) - 1)] += 1
 
 
-def _count_pieces(
-    raw: Sequence[Array], share: list[_Piece], last: np.uint64, order: _Order
-) -> list[tuple[int, int]]:
+def _count_pieces(raw: Sequence[Array], share: list[_Piece], last: np.uint64, order: _Order) -> list[tuple[int, int]]:
     return [_count(raw[array], lo, hi, last, *order) for array, lo, hi in share]
 
 
@@ -273,9 +265,7 @@ def _write_share(
 
 
 @kernel
-def _write(
-    a: Any, lo: Any, hi: Any, last: Any, quota: Any, sort: Any, all_but_sign: Any, infinity: Any, out: Any
-) -> None:
+def _write(a: Any, lo: Any, hi: Any, last: Any, quota: Any, sort: Any, all_but_sign: Any, infinity: Any, out: Any) -> None:
     """Positions of what is larger than ``last``, and of the first ``quota`` that equal it."""
     filled = 0
     for i in range(lo, hi):

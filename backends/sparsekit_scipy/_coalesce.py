@@ -1,12 +1,14 @@
 """coalesce: group the entries by coordinate, then reduce each group in the contract's order."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
 from sparsekit_scipy import _bfloat16
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 Index = NDArray[np.int64]
 
 _BLOCK = 32
@@ -77,7 +79,7 @@ def _tree(x: Array, counts: Index, ufunc: np.ufunc) -> Array:
         block = np.arange(run.size) - np.repeat(np.cumsum(blocks_per_run) - blocks_per_run, blocks_per_run)
         start = (np.cumsum(counts) - counts)[run] + _BLOCK * block
         length = np.minimum(_BLOCK, counts[run] - _BLOCK * block)
-        total = x[start]
+        total: Array = x[start]
         for j in range(1, int(length.max(initial=0))):
             longer = length > j
             total[longer] = ufunc(total[longer], x[start[longer] + j])

@@ -1,12 +1,14 @@
 """Optimizer steps: sum the duplicates, then plain array arithmetic on the touched rows."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from sparsekit_scipy import _bfloat16
 from sparsekit_scipy._coalesce import coalesce
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 Index = NDArray[np.int64]
 
 

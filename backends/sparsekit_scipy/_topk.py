@@ -1,13 +1,14 @@
 """topk: a stable sort by magnitude."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparsekit_scipy import _bfloat16
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 Index = NDArray[np.int64]
 
 

@@ -49,8 +49,10 @@ def coalesce(tensor: Tensor, *, reduce: str = "sum", backend: str | None = None)
     check_sparse_coo(tensor, "tensor")
     if tensor.requires_grad and torch.is_grad_enabled():
         if reduce != "sum":
-            raise TypeError(f"only reduce='sum' is differentiable, got {reduce!r} for a tensor that requires grad; detach it first")
-        summed: Tensor = _CoalesceSum.apply(tensor, backend)
+            raise TypeError(
+                f"only reduce='sum' is differentiable, got {reduce!r} for a tensor that requires grad; detach it first"
+            )
+        summed: Tensor = _CoalesceSum.apply(tensor, backend)  # type: ignore[no-untyped-call]
         return summed
     return _coalesce(tensor, reduce, backend)
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from sparsekit import COO
 
@@ -26,8 +27,8 @@ class _Adapter:
     def to_numpy(self, x: Tensor) -> tuple[np.ndarray[Any, Any], str]:
         if x.layout != torch.strided:
             raise TypeError(
-                f"expected a tensor of layout torch.strided, got {x.layout}; for a sparse COO tensor use sparsekit.torch.coalesce "
-                "or sparsekit.COO.from_torch"
+                f"expected a tensor of layout torch.strided, got {x.layout}; for a sparse COO tensor use "
+                "sparsekit.torch.coalesce or sparsekit.COO.from_torch"
             )
         # NumPy has neither autograd nor the lazy conjugate and negative bits.
         x = x.detach()
@@ -42,8 +43,8 @@ class _Adapter:
 
     def from_numpy(self, a: np.ndarray[Any, Any], dtype: str) -> Tensor:
         if dtype == "bfloat16":
-            return torch.from_dlpack(a.view(np.int16)).view(torch.bfloat16)
-        return torch.from_dlpack(a)
+            return from_dlpack(a.view(np.int16)).view(torch.bfloat16)
+        return from_dlpack(a)
 
     def wrote(self, x: Tensor) -> None:
         # Autograd must know, or a graph that saved the old value would give a wrong gradient instead of an error.
@@ -121,7 +122,7 @@ def to_sparse_tensor(coo: COO) -> Tensor:
     >>> sparsekit.torch.to_sparse_tensor(sparsekit.COO(np.array([[1]]), np.array([2.0]), (3,))).to_dense()
     tensor([0., 2., 0.], dtype=torch.float64)
     """
-    indices, values = (x if isinstance(x, Tensor) else torch.from_dlpack(np.asarray(x)) for x in (coo.indices, coo.values))
+    indices, values = (x if isinstance(x, Tensor) else from_dlpack(np.asarray(x)) for x in (coo.indices, coo.values))
     if indices.dim() == 1:
         indices = indices[None]
     return torch.sparse_coo_tensor(indices.to(torch.int64), values, coo.shape, check_invariants=True)

@@ -142,7 +142,9 @@ class SparseAdam(Optimizer):
             for name in ("exp_avg", "exp_avg_sq"):
                 saved = state_dict["state"].get(number, {}).get(name)
                 if saved is not None and saved.shape != p.shape:
-                    raise ValueError(f"{name} of parameter {number} must have its shape {tuple(p.shape)}, got {tuple(saved.shape)}")
+                    raise ValueError(
+                        f"{name} of parameter {number} must have its shape {tuple(p.shape)}, got {tuple(saved.shape)}"
+                    )
         super().load_state_dict(state_dict)
         # torch casts the states to the parameter's dtype; those of 16-bit parameters are float32 here.
         for number, p in zip(numbers, params, strict=True):
@@ -199,8 +201,9 @@ def _check_gradient(p: Tensor) -> None:
     where = f"the parameter of shape {tuple(p.shape)}"
     if grad.layout != torch.sparse_coo:
         raise RuntimeError(
-            f"SparseAdam does not support dense gradients, please consider Adam instead: expected a sparse COO gradient for {where}, "
-            f"got layout {grad.layout}; nn.Embedding needs sparse=True, and a weight that is also used densely (tied) gets dense ones"
+            f"SparseAdam does not support dense gradients, please consider Adam instead: expected a sparse COO gradient for "
+            f"{where}, got layout {grad.layout}; nn.Embedding needs sparse=True, and a weight that is also used densely (tied) "
+            "gets dense gradients"
         )
     if grad.shape != p.shape or grad.dtype != p.dtype or grad.device != p.device:
         raise RuntimeError(
@@ -215,5 +218,6 @@ def _check_state(p: Tensor, state: dict[str, Any]) -> None:
     for name in ("exp_avg", "exp_avg_sq"):
         if state and (state[name].shape != p.shape or state[name].dtype != _state_dtype(p)):
             raise RuntimeError(
-                f"{name} must have shape {tuple(p.shape)} and dtype {_state_dtype(p)}, got {tuple(state[name].shape)}, {state[name].dtype}"
+                f"{name} must have shape {tuple(p.shape)} and dtype {_state_dtype(p)}, "
+                f"got {tuple(state[name].shape)}, {state[name].dtype}"
             )
