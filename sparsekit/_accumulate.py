@@ -7,6 +7,7 @@ import numpy as np
 from sparsekit import _validate
 from sparsekit._coalesce import coalesce_triplet
 from sparsekit._coo import COO
+from sparsekit._dlpack import widen
 
 
 def add(a: COO, b: COO, *more: COO, backend: str | None = None) -> COO:
@@ -15,14 +16,14 @@ def add(a: COO, b: COO, *more: COO, backend: str | None = None) -> COO:
     Parameters
     ----------
     a, b, *more : COO
-        Same shape and number of sparse dimensions; they need not be coalesced. Any ``(indices, values, shape)`` tuple counts.
+        Same shape and number of sparse dimensions; they need not be coalesced.
     backend : str, optional
         See ``use_backend``.
 
     Returns
     -------
     COO
-        Of the input's library; dtype by NumPy's promotion (bfloat16 only with bfloat16). Its nnz is the number of distinct
+        Of the input's library; dtype by NumPy's promotion (bfloat16 counts as float32). Its nnz is the number of distinct
         coordinates, so a running sum does not grow beyond them. Never a view of an input.
 
     Raises
@@ -64,11 +65,10 @@ def add(a: COO, b: COO, *more: COO, backend: str | None = None) -> COO:
         index_dtype = np.dtype(np.int64)
     for triplet in triplets:  # before the index dtypes are made one, which may wrap
         _validate.check_index_range(triplet.indices, triplet.dims)
-    storage = np.uint16 if dtype == "bfloat16" else np.dtype(dtype)
     total = first._replace(
         indices=np.concatenate([t.indices for t in triplets], axis=1, dtype=index_dtype, casting="unsafe"),
         index_dtype=index_dtype.name,
-        values=np.concatenate([t.values for t in triplets], dtype=storage),
+        values=np.concatenate([t.values if t.dtype == dtype else widen(t.values, t.dtype).astype(dtype) for t in triplets]),
         dtype=dtype,
     )
     coo: COO = coalesce_triplet(total, check=False, backend=backend)
@@ -76,16 +76,16 @@ def add(a: COO, b: COO, *more: COO, backend: str | None = None) -> COO:
 
 
 def _as_triplet(x: Any, name: str) -> _validate.Triplet:
-    try:
-        indices, values, shape = x
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a COO or a tuple (indices, values, shape), got {type(x).__name__}") from None
-    return _validate.as_triplet(indices, values, shape)
+    if not isinstance(x, COO):
+        raise TypeError(f"{name} must be a COO, got {type(x).__name__}")
+    return _validate.as_triplet(*x)
 
 
 def _common_dtype(dtypes: list[str]) -> str:
     if len(set(dtypes)) == 1:
         return dtypes[0]
-    if "bfloat16" in dtypes:
-        raise TypeError(f"bfloat16 can only be added to bfloat16, got {', '.join(dtypes)}; convert first")
-    return np.result_type(*dtypes).name
+    others = set(dtypes) - {"bfloat16"}
+    if "bfloat16" in dtypes and others <= {"bool", *_validate.INTEGERS}:
+        raise TypeError(f"bfloat16 and integers have no common dtype in NumPy, got {', '.join(dtypes)}; convert first")
+    # With other floats bfloat16 counts as float32, the narrowest that holds it.
+    return np.result_type(*others, *(["float32"] if "bfloat16" in dtypes else [])).name

@@ -109,7 +109,8 @@ class COO:
         if math.prod(shape) * raw.array.itemsize >= 2**63:
             raise MemoryError(f"a dense array of shape {shape} and dtype {raw.dtype} exceeds the address space")
         dense = np.zeros(shape, raw.array.dtype)
-        dense[tuple(import_array(indices, "indices").array)] = raw.array
+        where = tuple(import_array(indices, "indices").array)
+        dense[where] = raw.array if where else raw.array.sum(axis=0, dtype=dense.dtype)  # no sparse dimension: one entry, or none
         return raw.adapter.from_numpy(dense, raw.dtype)
 
     @classmethod

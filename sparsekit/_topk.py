@@ -8,7 +8,7 @@ import numpy as np
 
 from sparsekit import _validate
 from sparsekit._coo import COO
-from sparsekit._dlpack import Raw, import_array, same_library
+from sparsekit._dlpack import Raw, import_array, same_library, widen
 from sparsekit._protocol import Array, Index
 from sparsekit._registry import select
 
@@ -183,15 +183,11 @@ def _magnitudes(raws: Sequence[Raw]) -> tuple[list[Array], str]:
     if not set(dtypes) <= set(_validate.REAL_FLOATS):
         raise TypeError(f"the arrays of a list must share one dtype, or all be floats; got {', '.join(dtypes)}")
     wide = "float64" if "float64" in dtypes else "float32"
-    return [_widen(a, dtype).astype(wide, copy=False) for a, dtype in zip(parts, dtypes, strict=True)], wide
-
-
-def _widen(a: Array, dtype: str) -> Array:
-    return (a.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else a
+    return [widen(a, dtype).astype(wide, copy=False) for a, dtype in zip(parts, dtypes, strict=True)], wide
 
 
 def _is_nan(a: Array, dtype: str) -> Array:
-    return np.isnan(_widen(a, dtype))
+    return np.isnan(widen(a, dtype))
 
 
 def _by_magnitude(values: Array, dtype: str) -> Array:
@@ -202,8 +198,8 @@ def _by_magnitude(values: Array, dtype: str) -> Array:
         return np.argsort(~magnitude, kind="stable")
     if dtype == "bool" or (values.dtype.kind == "u" and dtype != "bfloat16"):
         return np.argsort(~values, kind="stable")
-    absolute = np.abs(_widen(values, dtype))
-    absolute[np.isnan(_widen(values, dtype))] = np.nan
+    absolute = np.abs(widen(values, dtype))
+    absolute[np.isnan(widen(values, dtype))] = np.nan
     is_nan = np.isnan(absolute)
     return np.lexsort((-np.where(is_nan, 0, absolute), ~is_nan))
 

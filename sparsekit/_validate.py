@@ -105,9 +105,11 @@ def check_index_range(indices: Array, dims: tuple[int, ...], name: str = "indice
 def scalar(value: Any, name: str, low: float, high: float = math.inf) -> float:
     """A finite float with low <= value < high (1-element tensors and arrays count)."""
     try:
+        if isinstance(value, str | bytes):  # which float() would read
+            raise TypeError
         number = float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{name} must be a real number, got {value!r}") from None
+        raise TypeError(f"{name} must be a real number, got {value!r} ({type(value).__name__})") from None
     if not (low <= number < high):
         bounds = f">= {low:g}" + ("" if high == math.inf else f" and < {high:g}")
         raise ValueError(f"{name} must be finite and {bounds}, got {number!r}")

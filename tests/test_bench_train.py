@@ -263,9 +263,7 @@ def test_a_disagreement_is_said_and_gives_status_1(trained, changes, status, mes
 
 
 @needs_torch
-def test_command_passes_its_options_on_and_writes_a_row_for_each_optimizer(
-    tmp_path, capsys, monkeypatch, shipped, trained
-):
+def test_command_passes_its_options_on_and_writes_a_row_for_each_optimizer(tmp_path, capsys, monkeypatch, shipped, trained):
     from bench import train
 
     (tmp_path / "own.txt").write_text("\n\n".join(shipped[:1000]), encoding="utf-8")

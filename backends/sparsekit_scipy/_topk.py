@@ -13,11 +13,13 @@ Index = NDArray[np.int64]
 
 
 def topk(arrays: Sequence[Array], k: int, *, dtype: str) -> list[Index]:
-    order = _largest_first(np.concatenate(arrays), dtype)
+    # No more than k can come from one array, so each sends its own best, in order of position.
+    candidates = [np.sort(_largest_first(a, dtype)[:k]) for a in arrays]
+    order = _largest_first(np.concatenate([a[c] for a, c in zip(arrays, candidates, strict=True)]), dtype)
     chosen = np.sort(order[:k])
-    ends = np.cumsum([a.size for a in arrays])
+    ends = np.cumsum([c.size for c in candidates])
     parts = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
-    return [part - start for part, start in zip(parts, [0, *ends[:-1]], strict=True)]
+    return [c[part - start] for c, part, start in zip(candidates, parts, [0, *ends[:-1]], strict=True)]
 
 
 def _largest_first(x: Array, dtype: str) -> Index:

@@ -54,10 +54,10 @@ def coalesce(tensor: Tensor, *, reduce: str = "sum", backend: str | None = None)
             )
         summed: Tensor = _CoalesceSum.apply(tensor, backend)  # type: ignore[no-untyped-call]
         return summed
-    return _coalesce(tensor, reduce, backend)
+    return _coalesced(tensor, reduce, backend)
 
 
-def _coalesce(tensor: Tensor, reduce: str, backend: str | None) -> Tensor:
+def _coalesced(tensor: Tensor, reduce: str, backend: str | None) -> Tensor:
     indices, values, shape = sparsekit.coalesce(*from_sparse_tensor(tensor), reduce=reduce, backend=backend)
     return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True, check_invariants=False)
 
@@ -67,7 +67,7 @@ class _CoalesceSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, backend: str | None) -> Tensor:
-        return _coalesce(tensor, "sum", backend)
+        return _coalesced(tensor, "sum", backend)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:

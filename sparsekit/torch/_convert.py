@@ -94,6 +94,10 @@ def from_sparse_tensor(tensor: Tensor) -> COO:
     return COO(tensor._indices(), tensor._values(), tuple(tensor.shape))
 
 
+def _from_numpy(a: np.ndarray[Any, Any]) -> Tensor:
+    return adapter.from_numpy(a, a.dtype.name)  # ml_dtypes' bfloat16 too
+
+
 def to_sparse_tensor(coo: COO) -> Tensor:
     """A COO as a torch sparse COO tensor, duplicates kept, values shared.
 
@@ -122,7 +126,7 @@ def to_sparse_tensor(coo: COO) -> Tensor:
     >>> sparsekit.torch.to_sparse_tensor(sparsekit.COO(np.array([[1]]), np.array([2.0]), (3,))).to_dense()
     tensor([0., 2., 0.], dtype=torch.float64)
     """
-    indices, values = (x if isinstance(x, Tensor) else from_dlpack(np.asarray(x)) for x in (coo.indices, coo.values))
+    indices, values = (x if isinstance(x, Tensor) else _from_numpy(np.asarray(x)) for x in (coo.indices, coo.values))
     if indices.dim() == 1:
         indices = indices[None]
     return torch.sparse_coo_tensor(indices.to(torch.int64), values, coo.shape, check_invariants=True)

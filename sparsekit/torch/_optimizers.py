@@ -104,28 +104,14 @@ class SparseAdam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         jobs = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        for group in self.param_groups:
-            _check_options(group)
         for p, _ in jobs:
             _check_gradient(p)
-            _check_state(p, self.state.get(p, {}))
         states = [self.state.get(p) or _new_state(p) for p, _ in jobs]
-        for (p, group), state in zip(jobs, states, strict=True):
-            sparsekit.sparse_adam_step(
-                p,
-                state["exp_avg"],
-                state["exp_avg_sq"],
-                p.grad._indices(),
-                p.grad._values(),
-                step=int(state["step"]) + 1,
-                lr=float(group["lr"]),
-                betas=group["betas"],
-                eps=group["eps"],
-                maximize=group.get("maximize", False),
-                check=False,  # _check_gradient has
-            )
-            state["step"] += 1
-            self.state[p] = state
+        for nothing in (True, False):  # first a step with no rows, which checks everything and writes nothing
+            for (p, group), state in zip(jobs, states, strict=True):
+                _step(p, group, state, nothing)
+                if not nothing:
+                    self.state[p] = state
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -152,6 +138,29 @@ class SparseAdam(Optimizer):
                 for name in ("exp_avg", "exp_avg_sq"):
                     saved = state_dict["state"][number][name]
                     self.state[p][name] = saved.to(device=p.device, dtype=_state_dtype(p), copy=True)
+
+
+def _step(p: Tensor, group: dict[str, Any], state: dict[str, Any], nothing: bool) -> None:
+    grad = p.grad
+    assert grad is not None
+    indices, values = grad._indices(), grad._values()
+    if nothing:
+        indices, values = indices[:, :0], values[:0]
+    sparsekit.sparse_adam_step(
+        p,
+        state["exp_avg"],
+        state["exp_avg_sq"],
+        indices,
+        values,
+        step=state["step"] + 1,
+        lr=group["lr"],
+        betas=group["betas"],
+        eps=group["eps"],
+        maximize=group.get("maximize", False),
+        check=False,  # _check_gradient has
+    )
+    if not nothing:
+        state["step"] += 1
 
 
 def _state_dtype(p: Tensor) -> torch.dtype:
@@ -212,12 +221,3 @@ def _check_gradient(p: Tensor) -> None:
         )
     # is_coalesced with a shape checks the range of the indices; what it finds of their order does not matter.
     sparsekit.is_coalesced(grad._indices(), grad.shape)
-
-
-def _check_state(p: Tensor, state: dict[str, Any]) -> None:
-    for name in ("exp_avg", "exp_avg_sq"):
-        if state and (state[name].shape != p.shape or state[name].dtype != _state_dtype(p)):
-            raise RuntimeError(
-                f"{name} must have shape {tuple(p.shape)} and dtype {_state_dtype(p)}, "
-                f"got {tuple(state[name].shape)}, {state[name].dtype}"
-            )
