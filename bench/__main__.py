@@ -1,11 +1,13 @@
-"""python -m bench train"""
+"""python -m bench train | run | table | compare | plot"""
 
 import argparse
 import importlib.util
-import math
 import sys
 import time
 from pathlib import Path
+
+from bench import _commands
+from bench._arguments import natural, positive, rate
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -13,8 +15,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Jobs and measurements on sparsekit.")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_train(commands)
+    _commands.add(commands)
     options = parser.parse_args(arguments)
-    for package in ("rich", "torch"):
+    for package in options.needs:
         if importlib.util.find_spec(package) is None:
             parser.error(f"needs the package {package}: python -m pip install {package}")
     status: int = options.run(options, parser)
@@ -23,18 +26,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = "train word embeddings of real text with sparsekit's and torch's SparseAdam, and compare"
-    parser = commands.add_parser(
-        "train", help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.set_defaults(run=_train)
+    parser = commands.add_parser("train", help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.set_defaults(run=_train, needs=("rich", "torch"))
     parser.add_argument("--text", type=Path, help="a UTF-8 file to train on; else Python's docstrings")
-    parser.add_argument("--min-count", type=_positive, default=1, help="leave out words that occur less often")
-    parser.add_argument("--steps", type=_positive, default=300)
-    parser.add_argument("--dim", type=_positive, default=128, help="length of a word's vector")
-    parser.add_argument("--batch", type=_positive, default=4096, help="pairs of words in one step")
-    parser.add_argument("--lr", type=_rate, default=0.01)
-    parser.add_argument("--seed", type=_natural, default=0)
-    parser.add_argument("--threads", type=_positive, help="threads of torch and of sparsekit; else the CPUs there are")
+    parser.add_argument("--min-count", type=positive, default=1, help="leave out words that occur less often")
+    parser.add_argument("--steps", type=positive, default=300)
+    parser.add_argument("--dim", type=positive, default=128, help="length of a word's vector")
+    parser.add_argument("--batch", type=positive, default=4096, help="pairs of words in one step")
+    parser.add_argument("--lr", type=rate, default=0.01)
+    parser.add_argument("--seed", type=natural, default=0)
+    parser.add_argument("--threads", type=positive, help="threads of torch and of sparsekit; else the CPUs there are")
     parser.add_argument("--optimizer", choices=("both", "sparsekit", "torch"), default="both")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, a line for each optimizer")
 
@@ -67,9 +68,7 @@ def _train(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         seed=options.seed,
         threads=options.threads or sparsekit.get_num_threads(),
     )
-    console.print(
-        f"{job.steps} steps of {job.batch} pairs, 5 negatives each; dim {job.dim}, lr {job.lr}, {job.threads} threads"
-    )
+    console.print(f"{job.steps} steps of {job.batch} pairs, 5 negatives each; dim {job.dim}, lr {job.lr}, {job.threads} threads")
     names = OPTIMIZERS if options.optimizer == "both" else (options.optimizer,)
     results = train.train(job, names, console)
     status = train.show(job, results, console)
@@ -77,34 +76,6 @@ def _train(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         train.write_json(options.json, job, results)
     console.print(f"{time.perf_counter() - start:.0f} s in all", style="dim")
     return status
-
-
-def _positive(text: str) -> int:
-    return _at_least(1, text)
-
-
-def _natural(text: str) -> int:
-    return _at_least(0, text)
-
-
-def _rate(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number > 0, got {text!r}")
-    return number
-
-
-def _at_least(least: int, text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = least - 1
-    if number < least:
-        raise argparse.ArgumentTypeError(f"expected an integer >= {least}, got {text!r}")
-    return number
 
 
 if __name__ == "__main__":

@@ -9,14 +9,14 @@ from pathlib import Path
 _PACKAGES = ("numpy", "numba", "torch")
 
 
-def describe() -> dict[str, object]:
+def describe(packages: tuple[str, ...] = _PACKAGES) -> dict[str, object]:
     """Commit, versions, CPU and the OpenMP wait policy, for a row of results; None where it cannot be known."""
     import sparsekit
 
     versions = {"python": platform.python_version(), "sparsekit": sparsekit.__version__}
     return {
         "commit": _commit(),
-        "versions": versions | {name: _version(name) for name in _PACKAGES},
+        "versions": versions | {name: _version(name) for name in packages},
         "platform": platform.platform(),
         "cpu": _cpu(),
         "cpus": os.cpu_count(),
@@ -34,9 +34,7 @@ def _version(package: str) -> str | None:
 def _commit() -> str | None:
     here = Path(__file__).parent
     try:
-        git = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=here, capture_output=True, text=True
-        )
+        git = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=here, capture_output=True, text=True)
     except OSError:
         return None
     return git.stdout.strip() or None
