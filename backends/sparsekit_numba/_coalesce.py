@@ -7,10 +7,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsekit_numba import _pool
-from sparsekit_numba._group import group, is_coalesced
+from sparsekit_numba._group import (
+    LONG_KEYS,
+    OUT_OF_RANGE,
+    SMALL,
+    Survey,
+    count_heads,
+    decode,
+    fits_one_key,
+    group_small,
+    group_surveyed,
+    is_coalesced,
+    key_ranges,
+    sort_by_key,
+    survey,
+)
 from sparsekit_numba._jit import kernel
-from sparsekit_numba._reduce import reduce_groups, split
-from sparsekit_numba._scalars import FORMS, MAX, MIN, OPS, PLAIN
+from sparsekit_numba._reduce import BLOCK, LEVELS, reduce_groups, reduce_rows, reduce_run, split, wide_dtype
+from sparsekit_numba._scalars import FORMS, MAX, MEAN, MIN, OPS, PLAIN, divide, store
 from sparsekit_numba._scratch import Scratch
 
 __all__ = ["coalesce", "is_coalesced"]
@@ -35,19 +49,104 @@ def coalesce(
         empty = np.empty(0, np.int64)
         return indices.copy(), values.copy(), empty if return_inverse else None, empty.copy() if return_counts else None
     work, op, form = _as_kernels_take_it(values, dtype, reduce)
-    # A lone number travels with its key; wider rows, and whoever wants the inverse, need the positions.
-    lone = not return_inverse and work.shape[1] == 1 and work.itemsize in (4, 8)
     with Scratch() as scratch:
-        payload = work[:, 0].view(f"u{work.itemsize}") if lone else None
-        groups = group(indices, dims if check else None, scratch, payload)
-        if groups is None:
+        code, groups = group_small(indices, dims if check else None) if nnz <= SMALL else (LONG_KEYS, None)
+        if code == OUT_OF_RANGE:
             return None
-        if groups.moved is not None:
-            work = groups.moved.view(work.dtype)[:, None]
+        if groups is None:
+            found = survey(indices)
+            if check and not found.within(dims):
+                return None
+            if found.is_unique:
+                inverse = np.arange(nnz) if return_inverse else None
+                return indices.copy(), values.copy(), inverse, np.ones(nnz, np.int64) if return_counts else None
+            lone = work.shape[1] == 1 and work.itemsize in (4, 8) and not return_inverse and not return_counts
+            if lone and not found.is_sorted and fits_one_key(found):
+                out_indices, reduced = _coalesce_lone(indices, work, found, op, form, scratch)
+                return out_indices, _as_they_came(reduced, values), None, None
+            groups = group_surveyed(indices, found, scratch)
         reduced = reduce_groups(work, groups.order, groups.starts, op, form)
         inverse = _inverse(groups.order, groups.starts, nnz) if return_inverse else None
         counts = np.diff(groups.starts) if return_counts else None
     return groups.indices, _as_they_came(reduced, values), inverse, counts
+
+
+def _coalesce_lone(indices: Index, values: Array, found: Survey, op: int, form: int, scratch: Scratch) -> tuple[Index, Array]:
+    """One number an entry: it travels with its key through the sort, so that nothing is gathered afterwards."""
+    pairs, decoder = sort_by_key(indices, found, values[:, 0].view(f"u{values.itemsize}"), scratch)
+    moved = pairs.payload.view(values.dtype)[:, None]
+    heads = count_heads(pairs)
+    out_indices, out = np.empty((indices.shape[0], int(heads[-1])), np.int64), np.empty((int(heads[-1]), 1), values.dtype)
+    tree = partial(np.empty, (LEVELS, 1), wide_dtype(values))
+    _pool.run(
+        [
+            partial(
+                _write_lone,
+                pairs.keys,
+                pairs.bounds,
+                pairs.prefixes,
+                *decoder,
+                moved,
+                op,
+                form,
+                first,
+                lo,
+                hi,
+                tree(),
+                out_indices,
+                out,
+            )
+            for first, (lo, hi) in zip(heads[:-1].tolist(), key_ranges(pairs), strict=True)
+        ]
+    )
+    return out_indices, out
+
+
+@kernel
+def _write_lone(
+    keys: Any,
+    bounds: Any,
+    prefixes: Any,
+    low: Any,
+    shifts: Any,
+    masks: Any,
+    values: Any,
+    op: Any,
+    form: Any,
+    first: Any,
+    lo: Any,
+    hi: Any,
+    tree: Any,
+    out_indices: Any,
+    out: Any,
+) -> None:
+    """Coordinates and reduced values of the groups that begin in [lo, hi); the first of them has number ``first``."""
+    s = first
+    b = np.searchsorted(bounds, lo, side="right") - 1
+    while b < bounds.size - 1 and bounds[b] < hi:
+        i, last = bounds[b], bounds[b + 1]
+        if i < lo:  # what began before belongs to the range before
+            i = lo
+            while i < last and keys[i] == keys[i - 1]:
+                i += 1
+        while i < min(last, hi):
+            end = i + 1
+            while end < last and keys[end] == keys[i]:
+                end += 1
+            decode(prefixes[b] | np.uint64(keys[i]), low, shifts, masks, out_indices, s)
+            if end - i <= BLOCK:
+                x = reduce_run(values, None, i, end, op, form)
+                if op == MEAN:
+                    x = divide(x, end - i)
+                store(out, s, 0, x, form)
+            else:
+                level = reduce_rows(values, None, i, end, op, form, tree)
+                if op == MEAN:
+                    tree[level, 0] = divide(tree[level, 0], end - i)
+                store(out, s, 0, tree[level, 0], form)
+            s += 1
+            i = end
+        b += 1
 
 
 def _as_kernels_take_it(values: Array, dtype: str, reduce: str) -> tuple[Array, int, int]:

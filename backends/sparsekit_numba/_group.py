@@ -7,69 +7,104 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsekit_numba import _pool
-from sparsekit_numba._jit import kernel
+from sparsekit_numba._jit import inlined, kernel
 from sparsekit_numba._scalars import position
 from sparsekit_numba._scratch import Scratch
-from sparsekit_numba._sort import radix_sort, sort_pairs
+from sparsekit_numba._sort import Sorted, radix_sort, sort_pairs
 
 Array = NDArray[Any]
 Index = NDArray[np.int64]
 
 _UNSORTED, _SORTED, _UNIQUE = 0, 1, 2
 _AT_LEAST = 1 << 14  # entries a thread should have to be worth waking
-_SMALL = 1 << 12  # up to so many entries, one kernel call does it all
+SMALL = 1 << 12  # up to so many entries, one kernel call does it all
+DONE, OUT_OF_RANGE, LONG_KEYS = 0, 1, 2
 
 
 class Groups(NamedTuple):
     """Group s is made of the sorted entries ``starts[s]:starts[s + 1]``; sorted entry i is input entry ``order[i]``.
 
-    Where order is None the entries are in order: those of the input, or ``moved``, the payload in sorted order.
+    Where order is None the input is in order. All but the indices may be scratch.
     """
 
     indices: Index
     starts: Index
     order: Array | None
-    moved: Array | None = None
+
+
+class Survey(NamedTuple):
+    """What one pass over the indices tells."""
+
+    low: list[int]
+    high: list[int]
+    is_sorted: bool  # duplicates stand together
+    is_unique: bool  # and there are none
+
+    @property
+    def bits(self) -> list[int]:
+        """How many bits tell the indices of each dimension apart."""
+        return [(b - a).bit_length() for a, b in zip(self.low, self.high, strict=True)]
+
+    def within(self, dims: tuple[int, ...]) -> bool:
+        return all(a >= 0 and b < dim for a, b, dim in zip(self.low, self.high, dims, strict=True))
 
 
 def is_coalesced(indices: Index) -> bool:
-    return indices.shape[1] == 0 or _survey_all(indices)[2] == _UNIQUE
+    return indices.shape[1] == 0 or survey(indices).is_unique
 
 
-def group(indices: Index, dims: tuple[int, ...] | None, scratch: Scratch, payload: Array | None = None) -> Groups | None:
-    """Group one or more entries; None where dims is given and an index lies outside its dimension.
+def survey(indices: Index) -> Survey:
+    """Of one or more entries. Cost: one pass."""
+    sparse_ndim, nnz = indices.shape
+    parts = _pool.ranges(nnz, _AT_LEAST)
+    extremes = np.empty((len(parts), 2, sparse_ndim), np.int64)
+    states = _pool.run([partial(_survey, indices, lo, hi, out) for out, (lo, hi) in zip(extremes, parts, strict=True)])
+    low, high = extremes[:, 0].min(axis=0).tolist(), extremes[:, 1].max(axis=0).tolist()
+    return Survey(low, high, min(states) >= _SORTED, min(states) == _UNIQUE)
 
-    With a payload (uint32 or uint64, one an entry) that is moved along instead of positions. All but the indices is scratch.
-    """
-    nnz = indices.shape[1]
-    if nnz <= _SMALL:
-        limits = np.array(dims or (0,) * len(indices), np.int64)
-        code, *found = _group_small(indices, limits, dims is not None)
-        if code == _OUT_OF_RANGE:
-            return None
-        if code == _DONE:
-            return Groups(*found)
-    low, high, state = _survey_all(indices)
-    if dims is not None and any(a < 0 or b >= dim for a, b, dim in zip(low, high, dims, strict=True)):
-        return None
-    if state == _UNIQUE:
-        return Groups(indices.copy(), np.arange(nnz + 1), None, payload)
-    if state == _SORTED:
-        return _groups_in_order(indices, None, payload)
-    bits = [(b - a).bit_length() for a, b in zip(low, high, strict=True)]
+
+def group(indices: Index, scratch: Scratch) -> Groups:
+    """Group one or more entries, of any size."""
+    if indices.shape[1] <= SMALL:
+        code, groups = group_small(indices, None)
+        if code == DONE:
+            assert groups is not None
+            return groups
+    return group_surveyed(indices, survey(indices), scratch)
+
+
+def group_small(indices: Index, dims: tuple[int, ...] | None) -> tuple[int, Groups | None]:
+    """For up to SMALL entries, the short way: (DONE, groups), or what stood in its way; None for dims checks no range."""
+    limits = np.array(dims or (0,) * len(indices), np.int64)
+    code, *groups = _group_small(indices, limits, dims is not None)
+    return code, Groups(*groups) if code == DONE else None
+
+
+def group_surveyed(indices: Index, found: Survey, scratch: Scratch) -> Groups:
+    if found.is_sorted:
+        return _groups_in_order(indices, None)
+    bits = found.bits
     words = _words(bits)
     if len(words) == 1:
-        return _group_by_key(indices, low, bits, payload, scratch)
+        pairs, decoder = sort_by_key(indices, found, None, scratch)
+        heads = count_heads(pairs)
+        total = int(heads[-1])
+        out_indices, starts = np.empty((indices.shape[0], total), np.int64), scratch.empty(total + 1, np.int64)
+        starts[-1] = indices.shape[1]
+        _pool.run(
+            [
+                partial(_write_heads, pairs.keys, pairs.bounds, pairs.prefixes, *decoder, first, lo, hi, starts, out_indices)
+                for first, (lo, hi) in zip(heads[:-1].tolist(), key_ranges(pairs), strict=True)
+            ]
+        )
+        return Groups(out_indices, starts, pairs.payload)
     order: Array | None = None
     for word in reversed(words):  # as a radix sort with dimensions for digits: the last ones first, each sort stable
         total = sum(bits[word])
         if total:
-            keys = _pack(indices[word], low[word], bits[word], scratch)
+            keys = _pack(indices[word], found.low[word], bits[word], scratch)
             order = sort_pairs(keys if order is None else keys[order], order, total, scratch).payload
-    return _groups_in_order(indices, order, None)
-
-
-_DONE, _OUT_OF_RANGE, _LONG_KEYS = 0, 1, 2
+    return _groups_in_order(indices, order)
 
 
 @kernel
@@ -81,12 +116,12 @@ def _group_small(indices: Any, dims: Any, check: Any) -> Any:
     order, starts = np.empty(nnz, np.uint32), np.empty(0, np.int64)
     for i in range(nnz):
         order[i] = i
-    bits, code = 0, _DONE
+    bits, code = 0, DONE
     shifts, masks = np.zeros(sparse_ndim, np.uint64), np.zeros(sparse_ndim, np.uint64)
     for axis in range(sparse_ndim - 1, -1, -1):
         low, high = extremes[0, axis], extremes[1, axis]
         if check and (low < 0 or high >= dims[axis]):
-            code = _OUT_OF_RANGE
+            code = OUT_OF_RANGE
         shifts[axis] = min(bits, 63)
         extent = np.uint64(high) - np.uint64(low)
         masks[axis] = extent
@@ -94,9 +129,9 @@ def _group_small(indices: Any, dims: Any, check: Any) -> Any:
             extent >>= np.uint64(1)
             masks[axis] |= extent
             bits += 1
-    if code == _DONE and bits > 64:
-        code = _LONG_KEYS
-    if code != _DONE:
+    if code == DONE and bits > 64:
+        code = LONG_KEYS
+    if code != DONE:
         return code, np.empty((sparse_ndim, 0), np.int64), starts, order
     keys = np.zeros(nnz, np.uint64)
     _pack_range(indices, extremes[0], shifts, keys, 0, nnz)
@@ -110,15 +145,6 @@ def _group_small(indices: Any, dims: Any, check: Any) -> Any:
     _write_heads(keys, bounds, np.zeros(1, np.uint64), extremes[0], shifts, masks, 0, 0, nnz, starts, out_indices)
     starts[heads] = nnz
     return code, out_indices, starts, order
-
-
-def _survey_all(indices: Index) -> tuple[list[int], list[int], int]:
-    """(lowest index, highest index of each dimension; whether the coordinates are in order). Cost: one pass."""
-    sparse_ndim, nnz = indices.shape
-    parts = _pool.ranges(nnz, _AT_LEAST)
-    extremes = np.empty((len(parts), 2, sparse_ndim), np.int64)
-    states = _pool.run([partial(_survey, indices, lo, hi, out) for out, (lo, hi) in zip(extremes, parts, strict=True)])
-    return extremes[:, 0].min(axis=0).tolist(), extremes[:, 1].max(axis=0).tolist(), min(states)
 
 
 @kernel
@@ -185,23 +211,34 @@ def _pack_range(indices: Any, low: Any, shifts: Any, keys: Any, lo: Any, hi: Any
                     keys[i] |= (np.uint64(row[i]) - offset) << shift
 
 
-def _group_by_key(indices: Index, low: list[int], bits: list[int], payload: Array | None, scratch: Scratch) -> Groups:
-    pairs = sort_pairs(_pack(indices, low, bits, scratch), payload, sum(bits), scratch)
-    nnz = indices.shape[1]
-    parts = _pool.ranges(nnz, _AT_LEAST)
-    heads = _pool.run([partial(_count_heads, pairs.keys, pairs.bounds, lo, hi) for lo, hi in parts])
-    out_indices, starts = np.empty((indices.shape[0], sum(heads)), np.int64), scratch.empty(sum(heads) + 1, np.int64)
-    starts[-1] = nnz
-    offset, shifts = np.array(low, np.int64), _shifts(bits)
+class Decoder(NamedTuple):
+    """How a key becomes coordinates again: ``(key >> shifts) & masks + low``."""
+
+    low: Index
+    shifts: NDArray[np.uint64]
+    masks: NDArray[np.uint64]
+
+
+def fits_one_key(found: Survey) -> bool:
+    return sum(found.bits) <= 64
+
+
+def sort_by_key(indices: Index, found: Survey, payload: Array | None, scratch: Scratch) -> tuple[Sorted, Decoder]:
+    """Sort the entries, with a payload or with their positions, by coordinates that fit one key."""
+    bits = found.bits
+    pairs = sort_pairs(_pack(indices, found.low, bits, scratch), payload, sum(bits), scratch)
     masks = np.array([(1 << b) - 1 for b in bits], np.uint64)
-    firsts = np.cumsum([0, *heads[:-1]]).tolist()
-    _pool.run(
-        [
-            partial(_write_heads, *pairs[:1], *pairs[2:], offset, shifts, masks, first, lo, hi, starts, out_indices)
-            for first, (lo, hi) in zip(firsts, parts, strict=True)
-        ]
-    )
-    return Groups(out_indices, starts, *((pairs.payload, None) if payload is None else (None, pairs.payload)))
+    return pairs, Decoder(np.array(found.low, np.int64), _shifts(bits), masks)
+
+
+def key_ranges(pairs: Sorted) -> list[tuple[int, int]]:
+    return _pool.ranges(pairs.keys.size, _AT_LEAST)
+
+
+def count_heads(pairs: Sorted) -> Index:
+    """The number of the first group that begins in each of ``key_ranges``, and the number of groups in all."""
+    heads = _pool.run([partial(_count_heads, pairs.keys, pairs.bounds, lo, hi) for lo, hi in key_ranges(pairs)])
+    return np.cumsum([0, *heads])
 
 
 @kernel
@@ -238,15 +275,19 @@ def _write_heads(
         begin, end = bounds[b], min(bounds[b + 1], hi)
         for i in range(max(begin, lo), end):
             if i == begin or keys[i] != keys[i - 1]:
-                key = prefixes[b] | np.uint64(keys[i])
                 starts[s] = i
-                for axis in range(out_indices.shape[0]):
-                    out_indices[axis, s] = np.int64((key >> shifts[axis]) & masks[axis]) + low[axis]
+                decode(prefixes[b] | np.uint64(keys[i]), low, shifts, masks, out_indices, s)
                 s += 1
         b += 1
 
 
-def _groups_in_order(indices: Index, order: Array | None, payload: Array | None) -> Groups:
+@inlined
+def decode(key: Any, low: Any, shifts: Any, masks: Any, out_indices: Any, s: Any) -> None:
+    for axis in range(out_indices.shape[0]):
+        out_indices[axis, s] = np.int64((key >> shifts[axis]) & masks[axis]) + low[axis]
+
+
+def _groups_in_order(indices: Index, order: Array | None) -> Groups:
     """Groups of entries that ``order`` (None: their own order) brings together; compares whole coordinates."""
     _sparse_ndim, nnz = indices.shape
     parts = _pool.ranges(nnz, _AT_LEAST)
@@ -255,7 +296,7 @@ def _groups_in_order(indices: Index, order: Array | None, payload: Array | None)
     starts = np.empty(sum(heads) + 1, np.int64)
     starts[:-1], starts[-1] = np.flatnonzero(is_head), nnz
     firsts = starts[:-1] if order is None else order[starts[:-1]]
-    return Groups(np.take(indices, firsts, axis=1), starts, order, payload if order is None else None)
+    return Groups(np.take(indices, firsts, axis=1), starts, order)
 
 
 @kernel

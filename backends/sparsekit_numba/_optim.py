@@ -41,8 +41,7 @@ def sparse_adam_step(
     scalars = [state(x) for x in (step_size, 1 - beta1, 1 - beta2, eps, weight_decay)]
     width = values.shape[1]
     with Scratch() as scratch:
-        groups = group(rows[None], None, scratch)
-        assert groups is not None  # the range is not checked here
+        groups = group(rows[None], scratch)
         long, totals = reduce_long_groups(values, groups.order, groups.starts, SUM, form)
         _pool.run(
             [

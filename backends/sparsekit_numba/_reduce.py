@@ -37,9 +37,6 @@ def reduce_groups(values: Array, order: Array | None, starts: Index, op: int, fo
     """``(groups, width)``: the rows ``values[order[starts[s]:starts[s + 1]]]`` of each group, reduced."""
     groups, width = starts.size - 1, values.shape[1]
     out = np.empty((groups, width), values.dtype)
-    if starts[-1] == groups and order is None:  # every entry alone and in place
-        out[:] = values
-        return out
     long, long_totals = reduce_long_groups(values, order, starts, op, form)
     tree = partial(np.empty, (LEVELS, width), wide_dtype(values))
     _pool.run(
@@ -101,7 +98,7 @@ def _reduce_block(values: Any, order: Any, lo: Any, hi: Any, op: Any, form: Any,
     """At most 32 entries, left to right."""
     width = values.shape[1]
     if width == 1:
-        total[0] = _reduce_run(values, order, lo, hi, op, form)
+        total[0] = reduce_run(values, order, lo, hi, op, form)
         return
     if order is not None and lo + AHEAD < order.size:
         prefetch_row(values, order[lo + AHEAD])
@@ -121,7 +118,7 @@ def _reduce_block(values: Any, order: Any, lo: Any, hi: Any, op: Any, form: Any,
 
 
 @inlined
-def _reduce_run(values: Any, order: Any, lo: Any, hi: Any, op: Any, form: Any) -> Any:
+def reduce_run(values: Any, order: Any, lo: Any, hi: Any, op: Any, form: Any) -> Any:
     x = widen(values[position(order, lo), 0], form)
     for i in range(lo + 1, hi):
         x = combine(op, x, widen(values[position(order, i), 0], form))
@@ -176,7 +173,7 @@ def _reduce_range(
     for s in range(first, last):
         begin, end = starts[s], starts[s + 1]
         if width == 1 and end - begin <= BLOCK:  # the common case for scalars, kept in registers
-            x = _reduce_run(values, order, begin, end, op, form)
+            x = reduce_run(values, order, begin, end, op, form)
             store(out, s, 0, divide(x, end - begin) if op == MEAN else x, form)
             continue
         if known < long.size and long[known] == s:
