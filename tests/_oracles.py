@@ -75,34 +75,26 @@ def exact_sum(entries):
     return math.fsum(float(entry) for entry in entries)
 
 
-def _reduced(values, positions, reduce):
-    dtype = values.dtype
-    rows = [values[i] for i in positions]
-    if reduce in ("min", "max") or dtype.kind == "b":
-        if reduce == "mean":
-            return _reduced(values.astype(np.float64), positions, "mean")
-        if dtype.kind == "b":
-            return fold(rows, np.logical_or if reduce in ("sum", "max") else np.logical_and)
-        pick = np.minimum if reduce == "min" else np.maximum  # both propagate NaN
-        return narrow(fold([np.asarray(row).astype(wide(dtype)) for row in rows], pick), dtype)
-    if reduce == "mean" and dtype.kind in "iu":
-        return _reduced(values.astype(np.float64), positions, "mean")
-    rows = [np.asarray(row).astype(wide(dtype))[()] for row in rows]
+def _reduced(rows, reduce):
+    """One coordinate's rows, in the wide type, in input order."""
+    if reduce in ("min", "max") or rows[0].dtype.kind == "b":
+        either = np.logical_or if rows[0].dtype.kind == "b" else np.maximum  # maximum and minimum propagate NaN
+        both = np.logical_and if rows[0].dtype.kind == "b" else np.minimum
+        return fold(rows, either if reduce in ("sum", "max") else both)
     total = tree(rows, np.multiply if reduce == "prod" else np.add)
-    if reduce == "mean":
-        n = len(positions)
-        if dtype.kind == "c":  # by parts: NumPy's complex division is not rounded to nearest
-            parts = np.stack([np.real(total) / n, np.imag(total) / n], -1)
-            total = np.ascontiguousarray(parts).view(np.complex128)[..., 0]
-        else:
-            total = total / total.dtype.type(n)
-    return narrow(total, dtype)
+    if reduce != "mean":
+        return total
+    if total.dtype.kind == "c":  # by parts: NumPy's complex division is not rounded to nearest
+        return np.real(total) / len(rows) + 1j * (np.imag(total) / len(rows))
+    return total / total.dtype.type(len(rows))
 
 
 def coalesce(indices, values, reduce="sum"):
     """indices (sparse_ndim, nnz), values (nnz, *dense) -> (indices, values, inverse, counts)."""
     if indices.ndim == 1:
         indices = indices[None]
+    if reduce == "mean" and values.dtype.kind in "iub":
+        values = values.astype(np.float64)
     coordinates = list(zip(*indices.tolist(), strict=True)) if len(indices) else [()] * len(values)
     positions = {}
     for i, coordinate in enumerate(coordinates):
@@ -111,13 +103,13 @@ def coalesce(indices, values, reduce="sum"):
     number = {coordinate: i for i, coordinate in enumerate(unique)}
     inverse = np.array([number[c] for c in coordinates], np.int64)
     counts = np.array([len(positions[c]) for c in unique], np.int64)
-    result = np.dtype(np.float64) if reduce == "mean" and values.dtype.kind in "iub" else values.dtype
-    out_values = np.empty((len(unique), *values.shape[1:]), result)
+    rows = list(values.astype(wide(values.dtype)))
+    reduced = np.empty((len(unique), *values.shape[1:]), wide(values.dtype))
     with np.errstate(all="ignore"):
         for i, coordinate in enumerate(unique):
-            out_values[i] = _reduced(values, positions[coordinate], reduce)
+            reduced[i] = _reduced([rows[j] for j in positions[coordinate]], reduce)
     out_indices = np.array(unique, object).reshape(len(unique), len(indices)).T.astype(indices.dtype)
-    return out_indices, out_values, inverse, counts
+    return out_indices, narrow(reduced, values.dtype), inverse, counts
 
 
 def is_coalesced(indices):
@@ -138,9 +130,9 @@ def topk(arrays, k):
     """Flat positions of the k largest magnitudes over the arrays, one list for each array, in order of magnitude."""
     ranked = []
     for number, array in enumerate(arrays):
-        for position, x in enumerate(np.abs(array).ravel() if array.dtype.kind == "c" else array.ravel()):
-            exact = int if array.dtype.kind in "iub" else float  # Python's integers: abs never wraps
-            key = (0, 0) if np.isnan(x) else (1, -abs(exact(x)))  # NaN first
+        exact = array if array.dtype.kind in "iub" else np.abs(array) if array.dtype.kind == "c" else array.astype(np.float64)
+        for position, x in enumerate(exact.ravel().tolist()):  # Python's numbers: abs never wraps
+            key = (0, 0) if math.isnan(x) else (1, -abs(x))
             ranked.append((key, number, position))
     ranked.sort()
     return [[position for _, number, position in ranked[:k] if number == i] for i in range(len(arrays))]

@@ -73,7 +73,9 @@ def test_every_reduction(backend, case, check):
             coo, got_inverse, got_counts = sparsekit.coalesce(
                 *case, reduce=reduce, return_inverse=True, return_counts=True, check=check, backend=backend
             )
+            plain = sparsekit.coalesce(*case, reduce=reduce, check=check, backend=backend)  # may go another way
         assert_coo(coo, indices, values, case.shape, functools.partial(assert_reduced, reduce=reduce))
+        assert_coo(plain, indices, values, case.shape, functools.partial(assert_reduced, reduce=reduce))
         assert_bits(got_inverse, inverse)
         assert_bits(got_counts, counts)
     assert_bits(case.indices, before[0])
@@ -149,7 +151,9 @@ def test_order_of_a_sum(backend, n, dtype):
         with np.errstate(all="ignore"):
             expected = _oracles.coalesce(index, values, reduce)[1]
             coo = sparsekit.coalesce(index, values, (10, 2), reduce=reduce, backend=backend)
+            lone = sparsekit.coalesce(index, values[:, 0], (10,), reduce=reduce, backend=backend)
         assert_coo(coo, indices, expected, (10, 2), functools.partial(assert_reduced, reduce=reduce))
+        assert_coo(lone, indices, expected[:, 0], (10,), functools.partial(assert_reduced, reduce=reduce))
     if n > 32 and dtype in ("float64", "complex128"):
         flat = [functools.reduce(np.add, values[index == 5, j]) for j in (0, 1)]
         assert n < 65 or np.any(flat != sums[1])  # left to right would be told apart

@@ -1,8 +1,5 @@
 """What only the Numba backend has: 16-bit conversions, the kernel cache, the thread pool."""
 
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 
@@ -12,6 +9,13 @@ import pytest
 pytest.importorskip("numba")
 
 from sparsekit_numba import _pool, _scalars
+
+
+@pytest.fixture(autouse=True)
+def thread_count_put_back():
+    before = _pool.num_threads()
+    yield
+    _pool.set_num_threads(before)
 
 
 def test_every_float16_and_bfloat16_widens_exactly():
@@ -66,10 +70,8 @@ numba.core.caching.IndexDataCacheFile.load = lambda *args: None
 
 
 @pytest.mark.parametrize("trouble", [NO_FOLDER, FULL_DISK], ids=["no folder can be written", "disk full"])
-def test_works_where_the_kernel_cache_cannot_be_written(trouble):
-    program = textwrap.dedent(trouble + COALESCE)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "5.0", done.stderr
+def test_works_where_the_kernel_cache_cannot_be_written(trouble, run_python):
+    assert run_python(trouble + COALESCE, timeout=180).strip() == "5.0"
 
 
 def test_pool_returns_results_in_order_and_runs_the_first_task_here():

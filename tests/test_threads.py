@@ -16,7 +16,8 @@ def coalesce_call(dtype, distribution, dense=(), reduce="sum", nnz=400_000, dims
 
     def call(backend):
         coo, inverse, counts = sparsekit.coalesce(*case, reduce=reduce, return_inverse=True, return_counts=True, backend=backend)
-        return [coo.indices, coo.values, inverse, counts]
+        plain = sparsekit.coalesce(*case, reduce=reduce, backend=backend)  # may go another way
+        return [coo.indices, coo.values, inverse, counts, plain.indices, plain.values]
 
     return call
 
@@ -91,16 +92,10 @@ def some_calls():
 
 
 def test_8_callers_at_once(threads, backend):
-    """While another thread keeps changing the number of threads, too: pools must not be closed under their users."""
+    threads(3)
     calls = some_calls()
     expected = [call(backend) for call in calls]
-    barrier, stop = threading.Barrier(8, timeout=30), threading.Event()
-
-    def change():
-        while not stop.is_set():
-            for n in (1, 2, 7):
-                threads(n)
-                stop.wait(0.002)
+    barrier = threading.Barrier(8, timeout=30)
 
     def work(i):
         barrier.wait()
@@ -109,11 +104,35 @@ def test_8_callers_at_once(threads, backend):
             for got, want in zip(calls[which](backend), expected[which], strict=True):
                 assert_bits(got, want)
 
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8), timeout=60))
+
+
+@pytest.mark.parametrize("kind", ["pairs", "hot", "sorted", "huge", "topk", "adam"])
+def test_the_number_of_threads_may_change_during_a_call(threads, backend, kind):
+    """Work that was cut for one number of threads must not be put together for another, nor a pool closed under its users."""
+    call = {
+        "pairs": lambda: coalesce_call("float32", "uniform", nnz=70_000),
+        "hot": lambda: coalesce_call("float32", "all-equal", nnz=70_000),
+        "sorted": lambda: coalesce_call("float64", "sorted", (2,), nnz=140_000),
+        "huge": lambda: coalesce_call("float32", "uniform", nnz=70_000, dims=(2**62, 2**62, 2**62)),
+        "topk": lambda: topk_call("float32", n=200_000),
+        "adam": lambda: adam_call("float32", "uniform", rows=20_000, table=5_000),
+    }[kind]()
+    expected, stop = call(backend), threading.Event()
+
+    def change():
+        while not stop.is_set():
+            for n in (1, 2, 7, 3):
+                threads(n)
+                stop.wait(0.0003)
+
     changer = threading.Thread(target=change)
     changer.start()
     try:
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            list(pool.map(work, range(8), timeout=60))
+        for _ in range(40 if backend != "scipy" else 3):
+            for got, want in zip(call(backend), expected, strict=True):
+                assert_bits(got, want)
     finally:
         stop.set()
         changer.join()

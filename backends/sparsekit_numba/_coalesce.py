@@ -12,19 +12,19 @@ from sparsekit_numba._group import (
     OUT_OF_RANGE,
     SMALL,
     Survey,
+    bucket_of,
     count_heads,
     decode,
     fits_one_key,
     group_small,
     group_surveyed,
     is_coalesced,
-    key_ranges,
     sort_by_key,
     survey,
 )
 from sparsekit_numba._jit import kernel
-from sparsekit_numba._reduce import BLOCK, LEVELS, reduce_groups, reduce_rows, reduce_run, split, wide_dtype
-from sparsekit_numba._scalars import FORMS, MAX, MEAN, MIN, OPS, PLAIN, divide, store
+from sparsekit_numba._reduce import BLOCK, LEVELS, reduce_groups, reduce_rows, split, wide_dtype
+from sparsekit_numba._scalars import FORMS, MAX, MEAN, MIN, OPS, PLAIN, combine, divide, store, widen
 from sparsekit_numba._scratch import Scratch
 
 __all__ = ["coalesce", "is_coalesced"]
@@ -75,8 +75,8 @@ def _coalesce_lone(indices: Index, values: Array, found: Survey, op: int, form: 
     """One number an entry: it travels with its key through the sort, so that nothing is gathered afterwards."""
     pairs, decoder = sort_by_key(indices, found, values[:, 0].view(f"u{values.itemsize}"), scratch)
     moved = pairs.payload.view(values.dtype)[:, None]
-    heads = count_heads(pairs)
-    out_indices, out = np.empty((indices.shape[0], int(heads[-1])), np.int64), np.empty((int(heads[-1]), 1), values.dtype)
+    parts, total = count_heads(pairs)
+    out_indices, out = np.empty((indices.shape[0], total), np.int64), np.empty((total, 1), values.dtype)
     tree = partial(np.empty, (LEVELS, 1), wide_dtype(values))
     _pool.run(
         [
@@ -96,7 +96,7 @@ def _coalesce_lone(indices: Index, values: Array, found: Survey, op: int, form: 
                 out_indices,
                 out,
             )
-            for first, (lo, hi) in zip(heads[:-1].tolist(), key_ranges(pairs), strict=True)
+            for first, lo, hi in parts
         ]
     )
     return out_indices, out
@@ -121,32 +121,32 @@ def _write_lone(
     out: Any,
 ) -> None:
     """Coordinates and reduced values of the groups that begin in [lo, hi); the first of them has number ``first``."""
-    s = first
-    b = np.searchsorted(bounds, lo, side="right") - 1
-    while b < bounds.size - 1 and bounds[b] < hi:
-        i, last = bounds[b], bounds[b + 1]
-        if i < lo:  # what began before belongs to the range before
-            i = lo
-            while i < last and keys[i] == keys[i - 1]:
-                i += 1
-        while i < min(last, hi):
-            end = i + 1
-            while end < last and keys[end] == keys[i]:
-                end += 1
-            decode(prefixes[b] | np.uint64(keys[i]), low, shifts, masks, out_indices, s)
-            if end - i <= BLOCK:
-                x = reduce_run(values, None, i, end, op, form)
-                if op == MEAN:
-                    x = divide(x, end - i)
-                store(out, s, 0, x, form)
-            else:
-                level = reduce_rows(values, None, i, end, op, form, tree)
-                if op == MEAN:
-                    tree[level, 0] = divide(tree[level, 0], end - i)
-                store(out, s, 0, tree[level, 0], form)
-            s += 1
+    one, s, end_of_range = np.uint64(1), np.uint64(first), np.uint64(hi)
+    for b in range(bucket_of(bounds, lo), bounds.size - 1):
+        i, last = np.uint64(bounds[b]), np.uint64(bounds[b + 1])
+        if i >= end_of_range:
+            break
+        decoded = s
+        if i < np.uint64(lo):  # what began before belongs to the range before
+            i = np.uint64(lo)
+            while i < last and keys[i] == keys[i - one]:
+                i += one
+        while i < min(last, end_of_range):
+            key = keys[i]
+            x = widen(values[i, 0], form)
+            end = i + one
+            while end < last and keys[end] == key:
+                x = combine(op, x, widen(values[end, 0], form))
+                end += one
+            if end - i > np.uint64(BLOCK):
+                x = tree[reduce_rows(values, None, np.int64(i), np.int64(end), op, form, tree), 0]
+            if op == MEAN:
+                x = divide(x, end - i)
+            out_indices[0, s] = np.int64(prefixes[b] | np.uint64(key))
+            store(out, s, 0, x, form)
+            s += one
             i = end
-        b += 1
+        decode(low, shifts, masks, decoded, s, out_indices)
 
 
 def _as_kernels_take_it(values: Array, dtype: str, reduce: str) -> tuple[Array, int, int]:

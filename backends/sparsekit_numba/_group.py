@@ -1,5 +1,6 @@
 """Group COO entries by coordinate: the unique coordinates in row-major order, and which entries fall on each."""
 
+import itertools
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -87,14 +88,13 @@ def group_surveyed(indices: Index, found: Survey, scratch: Scratch) -> Groups:
     words = _words(bits)
     if len(words) == 1:
         pairs, decoder = sort_by_key(indices, found, None, scratch)
-        heads = count_heads(pairs)
-        total = int(heads[-1])
+        parts, total = count_heads(pairs)
         out_indices, starts = np.empty((indices.shape[0], total), np.int64), scratch.empty(total + 1, np.int64)
         starts[-1] = indices.shape[1]
         _pool.run(
             [
                 partial(_write_heads, pairs.keys, pairs.bounds, pairs.prefixes, *decoder, first, lo, hi, starts, out_indices)
-                for first, (lo, hi) in zip(heads[:-1].tolist(), key_ranges(pairs), strict=True)
+                for first, lo, hi in parts
             ]
         )
         return Groups(out_indices, starts, pairs.payload)
@@ -231,14 +231,12 @@ def sort_by_key(indices: Index, found: Survey, payload: Array | None, scratch: S
     return pairs, Decoder(np.array(found.low, np.int64), _shifts(bits), masks)
 
 
-def key_ranges(pairs: Sorted) -> list[tuple[int, int]]:
-    return _pool.ranges(pairs.keys.size, _AT_LEAST)
-
-
-def count_heads(pairs: Sorted) -> Index:
-    """The number of the first group that begins in each of ``key_ranges``, and the number of groups in all."""
-    heads = _pool.run([partial(_count_heads, pairs.keys, pairs.bounds, lo, hi) for lo, hi in key_ranges(pairs)])
-    return np.cumsum([0, *heads])
+def count_heads(pairs: Sorted) -> tuple[list[tuple[int, int, int]], int]:
+    """Ranges of the pairs, each as (number of the first group that begins in it, lo, hi), and the number of groups in all."""
+    parts = _pool.ranges(pairs.keys.size, _AT_LEAST)
+    heads = _pool.run([partial(_count_heads, pairs.keys, pairs.bounds, lo, hi) for lo, hi in parts])
+    firsts = [0, *itertools.accumulate(heads)]
+    return [(first, lo, hi) for first, (lo, hi) in zip(firsts[:-1], parts, strict=True)], firsts[-1]
 
 
 @kernel
@@ -269,22 +267,33 @@ def _write_heads(
     out_indices: Any,
 ) -> None:
     """starts and coordinates of the groups that begin in [lo, hi); the first of them has number ``first``."""
-    s = first
-    b = np.searchsorted(bounds, lo, side="right") - 1
-    while b < bounds.size - 1 and bounds[b] < hi:
-        begin, end = bounds[b], min(bounds[b + 1], hi)
-        for i in range(max(begin, lo), end):
-            if i == begin or keys[i] != keys[i - 1]:
+    one, s = np.uint64(1), np.uint64(first)
+    for b in range(bucket_of(bounds, lo), bounds.size - 1):
+        begin, end = np.uint64(bounds[b]), np.uint64(min(bounds[b + 1], hi))
+        if bounds[b] >= hi:
+            break
+        decoded = s
+        for i in range(max(begin, np.uint64(lo)), end):
+            if i == begin or keys[i] != keys[i - one]:
                 starts[s] = i
-                decode(prefixes[b] | np.uint64(keys[i]), low, shifts, masks, out_indices, s)
-                s += 1
-        b += 1
+                if out_indices.shape[0]:
+                    out_indices[0, s] = np.int64(prefixes[b] | np.uint64(keys[i]))
+                s += one
+        decode(low, shifts, masks, decoded, s, out_indices)
 
 
 @inlined
-def decode(key: Any, low: Any, shifts: Any, masks: Any, out_indices: Any, s: Any) -> None:
-    for axis in range(out_indices.shape[0]):
-        out_indices[axis, s] = np.int64((key >> shifts[axis]) & masks[axis]) + low[axis]
+def bucket_of(bounds: Any, i: Any) -> Any:
+    return np.searchsorted(bounds, i, side="right") - 1
+
+
+@inlined
+def decode(low: Any, shifts: Any, masks: Any, first: Any, last: Any, out_indices: Any) -> None:
+    """Whole keys, which stand in row 0 of columns first to last, as coordinates; row 0 itself comes last."""
+    for axis in range(out_indices.shape[0] - 1, -1, -1):
+        shift, mask, offset = shifts[axis], masks[axis], low[axis]
+        for s in range(first, last):
+            out_indices[axis, s] = np.int64((np.uint64(out_indices[0, s]) >> shift) & mask) + offset
 
 
 def _groups_in_order(indices: Index, order: Array | None) -> Groups:

@@ -120,7 +120,7 @@ def _reduce_block(values: Any, order: Any, lo: Any, hi: Any, op: Any, form: Any,
 @inlined
 def reduce_run(values: Any, order: Any, lo: Any, hi: Any, op: Any, form: Any) -> Any:
     x = widen(values[position(order, lo), 0], form)
-    for i in range(lo + 1, hi):
+    for i in range(np.uint64(lo + 1), np.uint64(hi)):
         x = combine(op, x, widen(values[position(order, i), 0], form))
     return x
 

@@ -134,7 +134,7 @@ def _store(out: Any, i: Any, j: Any, x: Any, form: Any) -> Any:
 @inlined
 def position(order: Any, i: Any) -> Any:
     """The input entry that sorted entry i is."""
-    return i if order is None else np.int64(order[i])
+    return np.uint64(i) if order is None else np.uint64(order[i])  # unsigned: numba need not look for negative ones
 
 
 def combine(op: Any, a: Any, x: Any) -> Any:
