@@ -298,25 +298,48 @@ def decode(low: Any, shifts: Any, masks: Any, first: Any, last: Any, out_indices
 
 def _groups_in_order(indices: Index, order: Array | None) -> Groups:
     """Groups of entries that ``order`` (None: their own order) brings together; compares whole coordinates."""
-    _sparse_ndim, nnz = indices.shape
+    sparse_ndim, nnz = indices.shape
     parts = _pool.ranges(nnz, _AT_LEAST)
-    is_head = np.empty(nnz, np.bool)
-    heads = _pool.run([partial(_mark_heads, indices, order, lo, hi, is_head) for lo, hi in parts])
-    starts = np.empty(sum(heads) + 1, np.int64)
-    starts[:-1], starts[-1] = np.flatnonzero(is_head), nnz
-    firsts = starts[:-1] if order is None else order[starts[:-1]]
-    return Groups(np.take(indices, firsts, axis=1), starts, order)
+    heads = _pool.run([partial(_count_changes, indices, order, lo, hi) for lo, hi in parts])
+    firsts = [0, *itertools.accumulate(heads)]
+    out_indices, starts = np.empty((sparse_ndim, firsts[-1]), np.int64), np.empty(firsts[-1] + 1, np.int64)
+    starts[-1] = nnz
+    _pool.run(
+        [
+            partial(_write_changes, indices, order, first, lo, hi, starts, out_indices)
+            for first, (lo, hi) in zip(firsts[:-1], parts, strict=True)
+        ]
+    )
+    return Groups(out_indices, starts, order)
+
+
+@inlined
+def _is_change(indices: Any, order: Any, i: Any) -> Any:
+    """Whether sorted entry i has other coordinates than the one before."""
+    if i == 0:
+        return True
+    here, before = position(order, i), position(order, i - np.uint64(1))
+    for axis in range(indices.shape[0]):  # noqa: SIM110, numba has no any() of a generator
+        if indices[axis, here] != indices[axis, before]:
+            return True
+    return False
 
 
 @kernel
-def _mark_heads(indices: Any, order: Any, lo: Any, hi: Any, is_head: Any) -> Any:
+def _count_changes(indices: Any, order: Any, lo: Any, hi: Any) -> Any:
     total = 0
-    for i in range(lo, hi):
-        head = i == 0
-        if not head:
-            here, before = position(order, i), position(order, i - 1)
-            for axis in range(indices.shape[0]):
-                head |= indices[axis, here] != indices[axis, before]
-        is_head[i] = head
-        total += head
+    for i in range(np.uint64(lo), np.uint64(hi)):
+        total += _is_change(indices, order, i)
     return total
+
+
+@kernel
+def _write_changes(indices: Any, order: Any, first: Any, lo: Any, hi: Any, starts: Any, out_indices: Any) -> None:
+    """starts and coordinates of the groups that begin in [lo, hi); the first of them has number ``first``."""
+    s = np.uint64(first)
+    for i in range(np.uint64(lo), np.uint64(hi)):
+        if _is_change(indices, order, i):
+            starts[s] = i
+            for axis in range(indices.shape[0]):
+                out_indices[axis, s] = indices[axis, position(order, i)]
+            s += np.uint64(1)
