@@ -6,7 +6,7 @@ DIST ?= dist
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint wheel clean
+.PHONY: demo test lint bench wheel clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/python -m bench train
@@ -20,24 +20,32 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+bench: $(VENV)/.installed-peers
+	$(BIN)/python -m bench run --quick
+
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m build --outdir $(DIST) .
 
-$(BIN)/python:
+$(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "sparsekit needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "making the environment in $(VENV)"
-	$(PYTHON) -m venv $(VENV)
-	@touch $@
+	@$(PYTHON) -m venv $(VENV) || { \
+		rm -rf $(VENV); echo "no environment made; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 
-$(VENV)/.installed-demo: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.installed-demo: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@echo "installing sparsekit with torch (torch is large: the first time takes a while)"
 	$(PIP) -e '.[bench]'
 	@touch $@
 
-$(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.installed-dev: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@echo "installing sparsekit with torch and the developer tools (the first time takes a while)"
 	$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.installed-demo
+
+$(VENV)/.installed-peers: $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
+	@echo "installing sparsekit with torch and the bench's peers (the first time takes a while)"
+	$(PIP) -e '.[peers]'
 	@touch $@ $(VENV)/.installed-demo
 
 clean:

@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import itertools
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import sparsekit
 from sparsekit import _protocol, _registry
 
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 NAMES = [name for name in sparsekit.__all__ if name != "__version__"]
 OPERATIONS = [name for name in NAMES if "backend" in getattr(inspect.unwrap(getattr(sparsekit, name)), "__annotations__", ())]
 PROTOCOL = [name for name, value in vars(_protocol.Backend).items() if inspect.isfunction(value) and not name.startswith("_")]
@@ -124,3 +126,13 @@ def test_backends_name_their_devices(backend):
     assert devices and isinstance(devices, tuple)
     assert set(devices) <= {"cpu", "cuda"}
     assert devices == _registry._BUILT_IN[backend].devices
+
+
+@pytest.mark.skipif(not PYPROJECT.exists(), reason="no pyproject.toml beside the tests")
+def test_the_torch_layer_is_kept_off_every_private_module():
+    """import-linter has no pattern for "all that begin with an underscore", so the list must grow with the core."""
+    contracts = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    listed = [c["forbidden_modules"] for c in contracts if c.get("source_modules") == ["sparsekit.torch"]]
+    private = {f"sparsekit.{file.stem}" for file in Path(sparsekit.__file__).parent.glob("_*.py")} - {"sparsekit.__init__"}
+    assert len(listed) == 1
+    assert set(listed[0]) == private
