@@ -85,7 +85,11 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         file.write_text("")
     except OSError as error:
         parser.error(f"--json: {error}")
-    rows = _measure(cases, options, options.threads or sparsekit.get_num_threads(), machine, file, console)
+    try:
+        rows = _measure(cases, options, options.threads or sparsekit.get_num_threads(), machine, file, console)
+    except KeyboardInterrupt:
+        console.print(f"interrupted; the cases that were done are in {file}", soft_wrap=True)
+        return 130
     _show(rows, console)
     console.print(f"{len(rows)} rows in {file}; {time.perf_counter() - start:.0f} s in all", style="dim", soft_wrap=True)
     wrong = [row for row in rows if row.ours and row.status in (WRONG, FAILED)]

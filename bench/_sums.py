@@ -42,10 +42,14 @@ def rounding(magnitudes: Array, counts: Array, dtype: str) -> Array:
 
 
 def compare(name: str, found: Array, expected: Array, allowed: Array) -> None:
-    """Raises WrongResultError unless shapes agree and every value lies within ``allowed`` of the expected one."""
+    """Raises WrongResultError unless shapes agree and every value lies within ``allowed`` of the expected one.
+
+    ``allowed`` may be an array that broadcasts.
+    """
     if found.shape != expected.shape:
         raise WrongResultError(f"{name}: expected shape {expected.shape}, got {found.shape}")
     difference = np.abs(found - expected)
+    allowed = np.broadcast_to(allowed, difference.shape)
     wrong = ~(difference <= allowed)  # NaN too
     if wrong.any():
         worst = np.unravel_index(np.argmax(np.where(wrong, difference - allowed, -np.inf)), wrong.shape)

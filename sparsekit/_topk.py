@@ -205,6 +205,6 @@ def _by_magnitude(values: Array, dtype: str) -> Array:
 
 
 def _unravel(positions: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
-    if positions.size == 0 or not shape:
+    if positions.size == 0 or len(shape) < 2:
         return tuple(positions for _ in shape)
     return np.unravel_index(positions, shape)

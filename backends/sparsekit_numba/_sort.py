@@ -39,7 +39,10 @@ def sort_pairs(keys: Array, payload: Array | None, bits: int, scratch: Scratch) 
         result = Sorted(keys, moved, np.array([0, n]), np.zeros(1, np.uint64))
         _sort_buckets(result, bits, scratch)
         return result
-    high = min(bits, max(6, min(_MOST_BUCKET_BITS, n.bit_length() - _BUCKET_BITS)))
+    high = max(6, n.bit_length() - _BUCKET_BITS)
+    if bits - 32 <= _MOST_BUCKET_BITS:
+        high = max(high, bits - 32)  # then what is left of the keys fits 32 bits
+    high = min(bits, high, _MOST_BUCKET_BITS)
     rest = bits - high
     out_keys = scratch.empty(n, np.uint32 if rest <= 32 else np.uint64)
     out_payload = scratch.empty(n, _position_dtype(n) if payload is None else payload.dtype)
@@ -126,7 +129,8 @@ def _sort_large(keys: Array, payload: Array, bits: int, scratch: Scratch) -> Non
         keys[:], payload[:] = source
 
 
-_WIDEST = 11  # bits of a digit: 2**11 counters stay in the first-level cache
+_WIDEST = 11  # bits of a digit at most
+_NARROW = 9  # bits of a digit whose 512 places to write to stay in the first-level cache
 _SHORT = 40  # pairs that are sorted by insertion
 
 
@@ -145,8 +149,8 @@ def radix_sort(
 ) -> None:
     """Sort buckets first <= b < last in place, those of size 0 aside.
 
-    Two radix passes on the highest bits, about as many as tell n keys apart, then insertion for what is left. Where that takes
-    too long (keys that agree in their high bits), radix passes on all bits.
+    Few bits: radix passes on all of them. Many: two passes on the highest, about as many as tell n keys apart, then insertion for
+    what is left; where that takes too long (keys that agree in their high bits), passes on all bits after all.
     """
     for b in range(first, last):
         n = np.uint64(sizes[b])
@@ -161,12 +165,13 @@ def radix_sort(
         width = 6
         while width < _WIDEST and (1 << (2 * width)) < 2 * n:
             width += 1
-        if bits > 2 * width:
+        if bits > 3 * _NARROW:
             _radix_pass(k, p, k2, p2, counts, bits - 2 * width, width)
             _radix_pass(k2, p2, k, p, counts, bits - width, width)
             if _insertion_sort(k, p, 4 * n):
                 continue
-        passes = (bits + width - 1) // width
+        passes = (bits + _NARROW - 1) // _NARROW
+        width = (bits + passes - 1) // passes
         for digit in range(passes):
             _radix_pass(k, p, k2, p2, counts, digit * width, min(width, bits - digit * width))
             k, k2, p, p2 = k2, k, p2, p

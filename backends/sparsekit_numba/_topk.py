@@ -19,7 +19,7 @@ Index = NDArray[np.int64]
 
 _LINES, _LINE = 4096, 8  # the sample: so many places, so many neighbours at each
 _PIECE = 1 << 18  # elements that one kernel call looks at
-_STRIDE = 256  # elements that the filter skips together
+_STRIDE, _STEP = 256, 32  # elements that the filter skips together; where it cannot, in steps
 _DIGIT = 16  # bits of the magnitude that one histogram pass decides
 
 _UNSIGNED, _SIGNED, _FLOAT = 0, 1, 2
@@ -82,18 +82,22 @@ def magnitude(x: Any, sort: Any, all_but_sign: Any, infinity: Any) -> Any:
 
 @inlined
 def _largest(block: Any, sort: Any, all_but_sign: Any) -> Any:
-    """The largest magnitude of a block, NaN not yet made alike; one loop a sort, so that each is vectorised."""
-    top = block[0] & (block[0] ^ block[0])
+    """The largest magnitude of a block, NaN not yet made alike; one loop a sort, in its own dtype, for vectors."""
+    own = block.dtype.type
+    mask, top = own(all_but_sign), own(0)
     if sort == _FLOAT:
         for i in range(np.uint64(block.size)):
-            top = max(top, block[i] & all_but_sign)
+            x = own(block[i] & mask)
+            top = x if x > top else top
     elif sort == _SIGNED:
         for i in range(np.uint64(block.size)):
-            x = np.uint64(block[i])
-            top = max(top, all_but_sign + all_but_sign + np.uint64(2) - x if x > all_but_sign else x)
+            x = block[i]
+            x = own(~x) + own(1) if x > mask else x
+            top = own(x) if own(x) > top else top
     else:
         for i in range(np.uint64(block.size)):
-            top = max(top, block[i])
+            x = block[i]
+            top = x if x > top else top
     return np.uint64(top)
 
 
@@ -138,13 +142,25 @@ def _select_by_filter(
     magnitudes = np.concatenate([r[1] for r in results])
     if not k <= positions.size <= limit:
         return None
-    per_array = np.sum([r[2] for r in results], axis=0)
     last = np.partition(magnitudes, positions.size - k)[positions.size - k]
-    keep = magnitudes > last
-    ties = np.flatnonzero(magnitudes == last)
-    keep[ties[: k - int(np.count_nonzero(keep))]] = True
-    before = np.concatenate([[0], np.cumsum(keep)])
-    return _Found(positions[keep], before[np.concatenate([[0], np.cumsum(per_array)])])
+    larger = np.count_nonzero(magnitudes > last)
+    kept = np.empty(k, np.int64)
+    _keep(magnitudes, last, k - larger, kept)
+    ends = np.cumsum(np.sum([r[2] for r in results], axis=0))
+    return _Found(positions[kept], np.concatenate([[0], np.searchsorted(kept, ends)]))
+
+
+@kernel
+def _keep(magnitudes: Any, last: Any, quota: Any, kept: Any) -> None:
+    """Which are larger than ``last``, and the first ``quota`` that equal it."""
+    filled = 0
+    for i in range(np.uint64(magnitudes.size)):
+        if magnitudes[i] >= last:
+            tie = magnitudes[i] == last
+            if not tie or quota > 0:
+                quota -= tie
+                kept[filled] = i
+                filled += 1
 
 
 def _filter_share(
@@ -152,7 +168,7 @@ def _filter_share(
 ) -> tuple[Index, Array, Index] | None:
     """(positions, magnitudes, how many an array) of the entries that reach the threshold; None beyond the limit."""
     total = sum(p.hi - p.lo for p in share)
-    room = min(total, int(1.5 * density * total) + 1024) if threshold else total
+    room = min(total, int(1.5 * density * total) + 1024) + _STRIDE if threshold else total + _STRIDE
     positions, magnitudes = np.empty(room, np.int64), np.empty(room, raw[0].dtype)
     per_array = np.zeros(len(raw), np.int64)
     filled = 0
@@ -164,7 +180,7 @@ def _filter_share(
                 break
             if filled > limit:
                 return None
-            positions, magnitudes = (np.concatenate([x, np.empty(x.size + _STRIDE, x.dtype)]) for x in (positions, magnitudes))
+            positions, magnitudes = (np.concatenate([x, np.empty_like(x)]) for x in (positions, magnitudes))
         per_array[piece.array] += filled - before
     return positions[:filled], magnitudes[:filled], per_array
 
@@ -187,17 +203,16 @@ def _filter(
     while at < hi:
         end = min(at + _STRIDE, hi)
         if _largest(a[at:end], sort, all_but_sign) >= threshold:
-            if filled + (end - at) > positions.size:
-                count = 0
-                for i in range(at, end):
-                    count += magnitude(a[i], sort, all_but_sign, infinity) >= threshold
-                if filled + count > positions.size:
-                    return at, filled
-            for i in range(at, end):
-                m = magnitude(a[i], sort, all_but_sign, infinity)
-                if m >= threshold:
-                    positions[filled], magnitudes[filled] = i, m
-                    filled += 1
+            if filled + _STRIDE > positions.size:
+                return at, filled
+            while at < end:
+                stop = min(at + _STEP, end)
+                if _largest(a[at:stop], sort, all_but_sign) >= threshold:
+                    for i in range(np.uint64(at), np.uint64(stop)):  # every entry is written, what does not count over again
+                        m = magnitude(a[i], sort, all_but_sign, infinity)
+                        positions[filled], magnitudes[filled] = i, m
+                        filled += m >= threshold
+                at = stop
         at = end
     return hi, filled
 
