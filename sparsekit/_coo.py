@@ -110,7 +110,10 @@ class COO:
             raise MemoryError(f"a dense array of shape {shape} and dtype {raw.dtype} exceeds the address space")
         dense = np.zeros(shape, raw.array.dtype)
         where = tuple(import_array(indices, "indices").array)
-        dense[where] = raw.array if where else raw.array.sum(axis=0, dtype=dense.dtype)  # no sparse dimension: one entry, or none
+        if where:
+            dense[where] = raw.array
+        elif len(raw.array):  # no sparse dimension: one entry, or none
+            dense[...] = raw.array[0]
         return raw.adapter.from_numpy(dense, raw.dtype)
 
     @classmethod

@@ -66,6 +66,13 @@ def test_add_of_two_index_types(backend, left, right):
         assert sparsekit.add(a, b, backend=backend).indices.tolist() == [[1, 100, 2**62 - 2, 2**62 - 1]]
 
 
+@pytest.mark.parametrize("sparse_ndim", [0, 1, 2])
+def test_to_dense_keeps_negative_zeros(sparse_ndim):
+    x = np.array([[-0.0, 1.0], [2.0, 3.0]])
+    indices = np.array(list(itertools.product([0, 1], repeat=sparse_ndim)), int).reshape(2**sparse_ndim, sparse_ndim).T
+    assert_bits(COO(indices, x.reshape(-1, *x.shape[sparse_ndim:]), x.shape).to_dense(), x)
+
+
 def test_accumulation_never_grows(backend):
     gradient = COO(np.array([[2, 0, 2]]), np.ones((3, 4), np.float32), (5, 4))
     total = gradient
