@@ -74,43 +74,25 @@ def coalesce(
 def _coalesce_lone(indices: Index, values: Array, found: Survey, op: int, form: int, scratch: Scratch) -> tuple[Index, Array]:
     """One number an entry: it travels with its key through the sort, so that nothing is gathered afterwards."""
     pairs, decoder = sort_by_key(indices, found, values[:, 0].view(f"u{values.itemsize}"), scratch)
-    moved = pairs.payload.view(values.dtype)[:, None]
+    moved = pairs.payload_view(values.dtype)
     parts, total = count_heads(pairs)
     out_indices, out = np.empty((indices.shape[0], total), np.int64), np.empty((total, 1), values.dtype)
     tree = partial(np.empty, (LEVELS, 1), wide_dtype(values))
-    _pool.run(
-        [
-            partial(
-                _write_lone,
-                pairs.keys,
-                pairs.bounds,
-                pairs.prefixes,
-                *decoder,
-                moved,
-                op,
-                form,
-                first,
-                lo,
-                hi,
-                tree(),
-                out_indices,
-                out,
-            )
-            for first, lo, hi in parts
-        ]
-    )
+    where = pairs.words, np.uint64(pairs.low), moved[:, None], pairs.bounds, pairs.prefixes, *decoder
+    _pool.run([partial(_write_lone, *where, op, form, first, lo, hi, tree(), out_indices, out) for first, lo, hi in parts])
     return out_indices, out
 
 
 @kernel
 def _write_lone(
-    keys: Any,
+    words: Any,
+    low: Any,
+    values: Any,
     bounds: Any,
     prefixes: Any,
-    low: Any,
+    offset: Any,
     shifts: Any,
     masks: Any,
-    values: Any,
     op: Any,
     form: Any,
     first: Any,
@@ -129,24 +111,24 @@ def _write_lone(
         decoded = s
         if i < np.uint64(lo):  # what began before belongs to the range before
             i = np.uint64(lo)
-            while i < last and keys[i] == keys[i - one]:
+            while i < last and np.uint64(words[i] ^ words[i - one]) >> low == np.uint64(0):
                 i += one
         while i < min(last, end_of_range):
-            key = keys[i]
+            key = np.uint64(words[i]) >> low
             x = widen(values[i, 0], form)
             end = i + one
-            while end < last and keys[end] == key:
+            while end < last and np.uint64(words[end]) >> low == key:
                 x = combine(op, x, widen(values[end, 0], form))
                 end += one
             if end - i > np.uint64(BLOCK):
                 x = tree[reduce_rows(values, None, np.int64(i), np.int64(end), op, form, tree), 0]
             if op == MEAN:
                 x = divide(x, end - i)
-            out_indices[0, s] = np.int64(prefixes[b] | np.uint64(key))
+            out_indices[0, s] = np.int64(prefixes[b] | key)
             store(out, s, 0, x, form)
             s += one
             i = end
-        decode(low, shifts, masks, decoded, s, out_indices)
+        decode(offset, shifts, masks, decoded, s, out_indices)
 
 
 def _as_kernels_take_it(values: Array, dtype: str, reduce: str) -> tuple[Array, int, int]:

@@ -1,4 +1,8 @@
-"""A stable parallel sort of (key, payload) pairs: one partition by the high bits, then radix sorts that stay in cache."""
+"""A stable parallel sort of (key, payload) pairs: one partition by the high bits, then radix sorts that stay in cache.
+
+Where a key and its payload fit 64 bits together they travel as one word, ``key << low | payload``, without a payload array:
+half the streams to write to. Kernels are compiled for either form.
+"""
 
 import itertools
 from functools import partial
@@ -12,99 +16,162 @@ from sparsekit_numba._jit import inlined, kernel
 from sparsekit_numba._scratch import Scratch
 
 Array = NDArray[Any]
+Index = NDArray[np.int64]
 
 _SERIAL = 1 << 14  # fewer pairs than this are sorted by one thread, without a partition
 _BUCKET_BITS = 14  # the partition aims at buckets of this many pairs, which fit the second-level cache
 _MOST_BUCKET_BITS = 9  # more buckets than 512 are written to slower than they save
+_CHUNK = 1024  # keys that are made together, in the first-level cache
+
+
+class Keys(NamedTuple):
+    """How coordinates become keys: side by side, so that keys sort as coordinates do."""
+
+    indices: Index  # (dims, n)
+    offset: Index  # of each dimension, subtracted first
+    shifts: NDArray[np.uint64]  # then this many bits to the left
+    bits: int  # of a whole key
 
 
 class Sorted(NamedTuple):
-    """Pairs in key order. Bucket b holds ``bounds[b]:bounds[b + 1]``; a full key is ``prefixes[b] | keys[i]``."""
+    """Pairs in key order. Bucket b holds ``bounds[b]:bounds[b + 1]``; a full key is ``prefixes[b] | words[i] >> low``."""
 
-    keys: Array  # what the partition left of the keys: uint32 or uint64
-    payload: Array
+    words: Array  # what the partition left of the keys, uint32 or uint64, above ``low`` bits of payload
+    low: int
+    payload: Array | None  # or the payload by itself, and low is 0
     bounds: NDArray[np.int64]
     prefixes: NDArray[np.uint64]
 
+    def payload_view(self, dtype: Any) -> Array:
+        """The payload as an array of its own; where it is part of the words it must be 32 bits wide."""
+        return self.words.view(dtype).reshape(-1, 2)[:, _LOW_HALF] if self.payload is None else self.payload.view(dtype)
 
-def sort_pairs(keys: Array, payload: Array | None, bits: int, scratch: Scratch) -> Sorted:
-    """Sort by the lowest ``bits`` bits of the keys (uint32 or uint64), which hold them whole; equal keys keep their order.
 
-    Without a payload the pairs carry their positions. ``keys`` may be overwritten, ``payload`` is not; the result is scratch.
-    Cost: about 4 reads and writes of the pairs; extra memory: one copy of the pairs.
+_LOW_HALF = int(np.array([1], np.uint64).view(np.uint32)[0] == 0)  # of a word in memory
+
+
+def sort_pairs(keys: Keys, payload: Array | None, scratch: Scratch) -> Sorted:
+    """Sort by key; equal keys keep their order. Without a payload the pairs carry their positions. The result is scratch.
+
+    Cost: about 4 reads and writes of the pairs; extra memory: two copies of the pairs.
     """
-    n = keys.size
-    if n < _SERIAL:
-        moved = np.arange(n, dtype=_position_dtype(n)) if payload is None else payload.copy()
-        result = Sorted(keys, moved, np.array([0, n]), np.zeros(1, np.uint64))
-        _sort_buckets(result, bits, scratch)
-        return result
-    high = max(6, n.bit_length() - _BUCKET_BITS)
-    if bits - 32 <= _MOST_BUCKET_BITS:
-        high = max(high, bits - 32)  # then what is left of the keys fits 32 bits
-    high = min(bits, high, _MOST_BUCKET_BITS)
+    n, bits = keys.indices.shape[1], keys.bits
+    width = 32 if n <= 1 << 32 else 64
+    if payload is not None:
+        width = 8 * payload.itemsize
+    high = 0
+    if n >= _SERIAL:
+        high = max(6, n.bit_length() - _BUCKET_BITS)
+        if bits - 32 <= _MOST_BUCKET_BITS:
+            high = max(high, bits - 32)  # then what is left of the keys fits 32 bits
+        high = min(bits, high, _MOST_BUCKET_BITS)
     rest = bits - high
-    out_keys = scratch.empty(n, np.uint32 if rest <= 32 else np.uint64)
-    out_payload = scratch.empty(n, _position_dtype(n) if payload is None else payload.dtype)
-    bounds = _scatter(keys, payload, rest, high, (1 << rest) - 1, out_keys, out_payload)
+    low = 32 if rest <= 32 == width else 0
+    words = scratch.empty(n, np.uint32 if rest <= 32 and not low else np.uint64)
+    out_payload = None if low else scratch.empty(n, f"u{width // 8}" if payload is None else payload.dtype)
+    bounds = _scatter(keys, payload, high, low, words, out_payload)
     prefixes = np.arange(1 << high, dtype=np.uint64) << np.uint64(min(rest, 63))
-    result = Sorted(out_keys, out_payload, bounds, prefixes)
+    pairs = Sorted(words, low, out_payload, bounds, prefixes)
     if rest:
-        _sort_buckets(result, rest, scratch)
-    return result
+        _sort_buckets(pairs, rest, scratch)
+    return pairs
 
 
-def _position_dtype(n: int) -> type:
-    return np.uint32 if n <= 1 << 32 else np.uint64
-
-
-def _scatter(
-    keys: Array, payload: Array | None, shift: int, width: int, keep: int, out_keys: Array, out_payload: Array
-) -> NDArray[np.int64]:
-    """Distribute pairs by ``width`` bits of their keys above ``shift``, stably; ``keep`` masks what is left of the keys.
+def _scatter(keys: Keys, payload: Array | None, high: int, low: int, words: Array, out_payload: Array | None) -> Index:
+    """Make the pairs and distribute them, stably, by the ``high`` highest bits of their keys, which the words then lack.
 
     Returns where each bucket starts, and the end.
     """
-    parts = _pool.ranges(keys.size, _SERIAL // 2)
-    counts = np.zeros((len(parts), 1 << width), np.int64)
-    _pool.run([partial(_count, keys, shift, row, lo, hi) for row, (lo, hi) in zip(counts, parts, strict=True)])
-    ends = np.cumsum(counts.T).reshape(counts.T.shape).T  # bucket by bucket, in each the parts in order
-    starts = np.ascontiguousarray(ends - counts)
-    bounds = np.append(starts[0], keys.size)
+    n, rest = words.size, keys.bits - high
+    parts = _pool.ranges(n, _SERIAL // 2)
+    counts = np.zeros((len(parts), 1 << high), np.int64)
+    making = keys.indices, keys.offset, keys.shifts, np.uint64(min(rest, 63))
+    if high:
+        _pool.run([partial(_count, *making, row, lo, hi) for row, (lo, hi) in zip(counts, parts, strict=True)])
+    else:
+        counts[:, 0] = [hi - lo for lo, hi in parts]
+    starts, bounds = _starts(counts)
+    keep = np.uint64((1 << rest) - 1)
     _pool.run(
         [
-            partial(_move, keys, payload, shift, np.uint64(keep), row, out_keys, out_payload, lo, hi)
+            partial(_move, *making, payload, keep, np.uint64(low), row, words, out_payload, lo, hi)
             for row, (lo, hi) in zip(starts, parts, strict=True)
         ]
     )
     return bounds
 
 
-@kernel
-def _count(keys: Any, shift: Any, counts: Any, lo: Any, hi: Any) -> None:
-    mask = np.uint64(counts.size - 1)
-    for i in range(np.uint64(lo), np.uint64(hi)):
-        counts[(np.uint64(keys[i]) >> np.uint64(shift)) & mask] += 1
+def _starts(counts: Index) -> tuple[Index, Index]:
+    """(where each part writes its first of each bucket, the bounds of the buckets), from the counts of the parts."""
+    ends = np.cumsum(counts.T).reshape(counts.T.shape).T  # bucket by bucket, in each the parts in order
+    starts = np.ascontiguousarray(ends - counts)
+    return starts, np.append(starts[0], ends[-1, -1])
+
+
+@inlined
+def make_keys(indices: Any, offset: Any, shifts: Any, first: Any, last: Any, keys: Any) -> None:
+    """The keys of entries first to last, into the first places of ``keys``."""
+    first, n = np.uint64(first), np.uint64(last - first)
+    for axis in range(indices.shape[0]):
+        row = indices[axis]
+        below, shift = np.uint64(offset[axis]), shifts[axis]
+        if axis == 0:
+            for i in range(n):
+                keys[i] = (np.uint64(row[first + i]) - below) << shift
+        else:
+            for i in range(n):
+                keys[i] |= (np.uint64(row[first + i]) - below) << shift
 
 
 @kernel
-def _move(keys: Any, payload: Any, shift: Any, keep: Any, at: Any, out_keys: Any, out_payload: Any, lo: Any, hi: Any) -> None:
-    mask = np.uint64(at.size - 1)
-    for i in range(np.uint64(lo), np.uint64(hi)):
-        digit = (np.uint64(keys[i]) >> np.uint64(shift)) & mask
-        to = np.uint64(at[digit])
-        at[digit] = to + np.uint64(1)
-        out_keys[to] = keys[i] & keep
-        out_payload[to] = i if payload is None else payload[i]
+def _count(indices: Any, offset: Any, shifts: Any, rest: Any, counts: Any, lo: Any, hi: Any) -> None:
+    mask, keys = np.uint64(counts.size - 1), np.zeros(_CHUNK, np.uint64)
+    for first in range(lo, hi, _CHUNK):
+        last = min(first + _CHUNK, hi)
+        make_keys(indices, offset, shifts, first, last, keys)
+        for i in range(np.uint64(last - first)):
+            counts[(keys[i] >> rest) & mask] += 1
+
+
+@kernel
+def _move(
+    indices: Any,
+    offset: Any,
+    shifts: Any,
+    rest: Any,
+    payload: Any,
+    keep: Any,
+    low: Any,
+    at: Any,
+    words: Any,
+    out_payload: Any,
+    lo: Any,
+    hi: Any,
+) -> None:
+    mask, keys = np.uint64(at.size - 1), np.zeros(_CHUNK, np.uint64)
+    for first in range(lo, hi, _CHUNK):
+        last = min(first + _CHUNK, hi)
+        make_keys(indices, offset, shifts, first, last, keys)
+        for i in range(np.uint64(last - first)):
+            bucket = (keys[i] >> rest) & mask
+            to = np.uint64(at[bucket])
+            at[bucket] = to + np.uint64(1)
+            entry = np.uint64(first) + i
+            load = entry if payload is None else np.uint64(payload[entry])
+            if out_payload is None:
+                words[to] = (keys[i] & keep) << low | load
+            else:
+                words[to], out_payload[to] = keys[i] & keep, load
 
 
 def _sort_buckets(pairs: Sorted, bits: int, scratch: Scratch) -> None:
     """Sort each bucket in place: large ones by all threads together, the others shared out."""
-    bounds = pairs.bounds
+    words, low, payload, bounds, _ = pairs
     sizes = np.diff(bounds)
-    fair = max(1 << 16, pairs.keys.size // (2 * _pool.num_threads()))
+    fair = max(1 << 16, words.size // (2 * _pool.num_threads()))
     for b in np.flatnonzero(sizes > fair) if _pool.num_threads() > 1 else ():
-        _sort_large(pairs.keys[bounds[b] : bounds[b + 1]], pairs.payload[bounds[b] : bounds[b + 1]], bits, scratch)
+        here = slice(bounds[b], bounds[b + 1])
+        _sort_large(words[here], None if payload is None else payload[here], low, bits, scratch)
         sizes[b] = 0
     work = np.concatenate([[0], np.cumsum(sizes)])
     pieces = _pool.ranges(int(work[-1]), _SERIAL // 2)
@@ -112,21 +179,49 @@ def _sort_buckets(pairs: Sorted, bits: int, scratch: Scratch) -> None:
     tasks = []
     for first, last in itertools.pairwise(cuts):
         largest = int(sizes[first:last].max(initial=0))
-        spare = scratch.empty(largest, pairs.keys.dtype), scratch.empty(largest, pairs.payload.dtype)
+        spare = scratch.empty(largest, words.dtype), None if payload is None else scratch.empty(largest, payload.dtype)
         counts = np.empty(1 << _WIDEST, np.uint32)
-        tasks.append(partial(radix_sort, pairs.keys, pairs.payload, *spare, counts, bounds, sizes, first, last, bits))
+        tasks.append(partial(radix_sort, words, payload, *spare, counts, bounds, sizes, first, last, low, bits))
     _pool.run(tasks)
 
 
-def _sort_large(keys: Array, payload: Array, bits: int, scratch: Scratch) -> None:
+def _sort_large(words: Array, payload: Array | None, low: int, bits: int, scratch: Scratch) -> None:
     """Radix sort with all threads, lowest digit first."""
-    source = keys, payload
-    target = scratch.empty(keys.size, keys.dtype), scratch.empty(payload.size, payload.dtype)
-    for shift in range(0, bits, _WIDEST):
-        _scatter(*source, shift, min(_WIDEST, bits - shift), 2**64 - 1, *target)
+    source = words, payload
+    target = scratch.empty(words.size, words.dtype), None if payload is None else scratch.empty(payload.size, payload.dtype)
+    for digit in range(0, bits, _WIDEST):
+        shift, width = np.uint64(low + digit), min(_WIDEST, bits - digit)
+        parts = _pool.ranges(words.size, _SERIAL // 2)
+        counts = np.zeros((len(parts), 1 << width), np.int64)
+        _pool.run([partial(_count_digits, source[0], shift, row, lo, hi) for row, (lo, hi) in zip(counts, parts, strict=True)])
+        starts, _ = _starts(counts)
+        _pool.run(
+            [partial(_move_digits, *source, shift, row, *target, lo, hi) for row, (lo, hi) in zip(starts, parts, strict=True)]
+        )
         source, target = target, source
-    if source[0] is not keys:
-        keys[:], payload[:] = source
+    if source[0] is not words:
+        words[:] = source[0]
+        if payload is not None:
+            payload[:] = source[1]
+
+
+@kernel
+def _count_digits(words: Any, shift: Any, counts: Any, lo: Any, hi: Any) -> None:
+    mask = np.uint64(counts.size - 1)
+    for i in range(np.uint64(lo), np.uint64(hi)):
+        counts[(np.uint64(words[i]) >> shift) & mask] += 1
+
+
+@kernel
+def _move_digits(words: Any, payload: Any, shift: Any, at: Any, out_words: Any, out_payload: Any, lo: Any, hi: Any) -> None:
+    mask = np.uint64(at.size - 1)
+    for i in range(np.uint64(lo), np.uint64(hi)):
+        digit = (np.uint64(words[i]) >> shift) & mask
+        to = np.uint64(at[digit])
+        at[digit] = to + np.uint64(1)
+        out_words[to] = words[i]
+        if payload is not None:
+            out_payload[to] = payload[i]
 
 
 _WIDEST = 11  # bits of a digit at most
@@ -136,18 +231,19 @@ _SHORT = 40  # pairs that are sorted by insertion
 
 @kernel
 def radix_sort(
-    keys: Any,
+    words: Any,
     payload: Any,
-    spare_keys: Any,
+    spare_words: Any,
     spare_payload: Any,
     counts: Any,
     bounds: Any,
     sizes: Any,
     first: Any,
     last: Any,
+    low: Any,
     bits: Any,
 ) -> None:
-    """Sort buckets first <= b < last in place, those of size 0 aside.
+    """Sort buckets first <= b < last in place, those of size 0 aside, by the ``bits`` bits above ``low``.
 
     Few bits: radix passes on all of them. Many: two passes on the highest, about as many as tell n keys apart, then insertion for
     what is left; where that takes too long (keys that agree in their high bits), passes on all bits after all.
@@ -157,63 +253,75 @@ def radix_sort(
         if n < 2:
             continue
         lo = np.uint64(bounds[b])
-        k, p = keys[lo : lo + n], payload[lo : lo + n]
+        w, w2 = words[lo : lo + n], spare_words[:n]
+        p, p2 = payload, spare_payload
+        if payload is not None:
+            p, p2 = payload[lo : lo + n], spare_payload[:n]
         if n <= _SHORT:
-            _insertion_sort(k, p, n * n)
+            _insertion_sort(w, p, low, n * n)
             continue
-        k2, p2 = spare_keys[:n], spare_payload[:n]
         width = 6
         while width < _WIDEST and (1 << (2 * width)) < 2 * n:
             width += 1
         if bits > 3 * _NARROW:
-            _radix_pass(k, p, k2, p2, counts, bits - 2 * width, width)
-            _radix_pass(k2, p2, k, p, counts, bits - width, width)
-            if _insertion_sort(k, p, 4 * n):
+            _radix_pass(w, p, w2, p2, counts, low + bits - 2 * width, width)
+            _radix_pass(w2, p2, w, p, counts, low + bits - width, width)
+            if _insertion_sort(w, p, low, 4 * n):
                 continue
         passes = (bits + _NARROW - 1) // _NARROW
         width = (bits + passes - 1) // passes
         for digit in range(passes):
-            _radix_pass(k, p, k2, p2, counts, digit * width, min(width, bits - digit * width))
-            k, k2, p, p2 = k2, k, p2, p
+            _radix_pass(w, p, w2, p2, counts, low + digit * width, min(width, bits - digit * width))
+            w, w2, p, p2 = w2, w, p2, p
         if passes % 2:  # the result is in the spare arrays
             for i in range(n):
-                k2[i], p2[i] = k[i], p[i]
+                w2[i] = w[i]
+                if payload is not None:
+                    p2[i] = p[i]
 
 
 @inlined
-def _radix_pass(keys: Any, payload: Any, out_keys: Any, out_payload: Any, counts: Any, shift: Any, width: Any) -> None:
+def _radix_pass(words: Any, payload: Any, out_words: Any, out_payload: Any, counts: Any, shift: Any, width: Any) -> None:
     """Stable distribution by one digit."""
-    n, digits = np.uint64(keys.size), np.uint64(1 << width)
+    n, digits = np.uint64(words.size), np.uint64(1 << width)
     shift = np.uint64(shift)
     for value in range(digits):
         counts[value] = 0
     for i in range(n):
-        counts[(np.uint64(keys[i]) >> shift) & (digits - np.uint64(1))] += np.uint32(1)
+        counts[(np.uint64(words[i]) >> shift) & (digits - np.uint64(1))] += np.uint32(1)
     total = np.uint32(0)
     for value in range(digits):
         count = counts[value]
         counts[value] = total
         total = np.uint32(total + count)
     for i in range(n):
-        at = (np.uint64(keys[i]) >> shift) & (digits - np.uint64(1))
+        at = (np.uint64(words[i]) >> shift) & (digits - np.uint64(1))
         to = counts[at]
         counts[at] = np.uint32(to + np.uint32(1))
-        out_keys[to], out_payload[to] = keys[i], payload[i]
+        out_words[to] = words[i]
+        if payload is not None:
+            out_payload[to] = payload[i]
 
 
 @inlined
-def _insertion_sort(keys: Any, payload: Any, budget: Any) -> Any:
+def _insertion_sort(words: Any, payload: Any, low: Any, budget: Any) -> Any:
     """Stable; gives up, and returns False, after ``budget`` moves. What it leaves then is a stable permutation too."""
-    one, moves = np.uint64(1), np.uint64(0)
-    for i in range(one, np.uint64(keys.size)):
-        key = keys[i]
-        if keys[i - one] > key:
-            load: Any = payload[i]
+    one, moves, low = np.uint64(1), np.uint64(0), np.uint64(low)
+    for i in range(one, np.uint64(words.size)):
+        word = words[i]
+        key = np.uint64(word) >> low
+        if np.uint64(words[i - one]) >> low > key:
+            if payload is not None:
+                load: Any = payload[i]
             j: Any = i
-            while j > 0 and keys[j - one] > key:
-                keys[j], payload[j] = keys[j - one], payload[j - one]
+            while j > 0 and np.uint64(words[j - one]) >> low > key:
+                words[j] = words[j - one]
+                if payload is not None:
+                    payload[j] = payload[j - one]
                 j -= one
-            keys[j], payload[j] = key, load
+            words[j] = word
+            if payload is not None:
+                payload[j] = load
             moves += i - j
             if moves > budget:
                 return False
