@@ -95,8 +95,10 @@ class Backend(Protocol):
         eps: float,
         weight_decay: float,
         maximize: bool,
-    ) -> None:
-        """Adam on the named rows of ``param`` and its states ``(n, width)``, in place; ``rows`` may repeat and are in range.
+    ) -> bool:
+        """Adam on the named rows of ``param`` and its states ``(n, width)``, in place; ``rows`` may repeat.
+
+        Returns False, having written nothing, where a row lies outside ``param``; else True.
 
         ``values (nnz, width)`` has param's dtype, the states the dtype T: float64 for float64, else float32. With every
         scalar rounded to T first, and in this order of operations, so that backends agree to the bit::

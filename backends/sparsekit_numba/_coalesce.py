@@ -54,7 +54,7 @@ def coalesce(
         if code == OUT_OF_RANGE:
             return None
         if groups is None:
-            found = survey(indices)
+            found = survey(indices, dims)
             if check and not found.within(dims):
                 return None
             if found.is_unique:

@@ -11,13 +11,14 @@ from sparsekit_numba import _pool
 from sparsekit_numba._jit import inlined, kernel
 from sparsekit_numba._scalars import position
 from sparsekit_numba._scratch import Scratch
-from sparsekit_numba._sort import Keys, Sorted, make_keys, radix_sort, sort_pairs
+from sparsekit_numba._sort import CHUNK, Counted, Keys, Sorted, count_parts, make_keys, partition_bits, radix_sort, sort_pairs
 
 Array = NDArray[Any]
 Index = NDArray[np.int64]
 
 _UNSORTED, _SORTED, _UNIQUE = 0, 1, 2
 _AT_LEAST = 1 << 14  # entries a thread should have to be worth waking
+_SPARE_BITS = 2  # bits that keys by shape may be wider than keys by the indices that occur
 _SMALL_BITS = 12
 SMALL = 1 << _SMALL_BITS  # up to so many entries, one kernel call does it all
 DONE, OUT_OF_RANGE, LONG_KEYS = 0, 1, 2
@@ -42,6 +43,8 @@ class Survey(NamedTuple):
     is_sorted: bool  # duplicates stand together
     parts: list[tuple[int, int]]
     heads: list[int]  # if sorted: how many groups begin in each part
+    keys: Keys | None = None  # if made: the keys of coordinates within the shape,
+    counted: Counted | None = None  # ready to be partitioned
 
     @property
     def is_unique(self) -> bool:
@@ -60,24 +63,44 @@ def is_coalesced(indices: Index) -> bool:
     return indices.shape[1] == 0 or survey(indices).is_unique
 
 
-def survey(indices: Index) -> Survey:
-    """Of one or more entries. Cost: one pass."""
+def survey(indices: Index, dims: tuple[int, ...] | None = None) -> Survey:
+    """Of one or more entries; with dims, whose coordinates fit one key, also what a sort needs to know. Cost: one pass."""
     sparse_ndim, nnz = indices.shape
     parts = _pool.ranges(nnz, _AT_LEAST)
     extremes = np.empty((len(parts), 2, sparse_ndim), np.int64)
-    heads = _pool.run([partial(_survey, indices, lo, hi, out) for out, (lo, hi) in zip(extremes, parts, strict=True)])
-    low, high = extremes[:, 0].min(axis=0).tolist(), extremes[:, 1].max(axis=0).tolist()
-    return Survey(low, high, min(heads) >= 0, parts, heads)
+    bits = [max(1, dim - 1).bit_length() for dim in dims or ()]
+    keys = counted = None
+    if dims and sum(bits) <= 64:
+        keys = Keys(indices, np.zeros(sparse_ndim, np.int64), bits)
+        high = partition_bits(nnz, keys.bits)
+        counted = Counted(parts, high, np.zeros((len(parts), 1 << high), np.int64))
+        making = indices, keys.offset, keys.shifts, np.uint64(min(keys.bits - high, 63))
+        tasks = [
+            partial(_survey_keys, *making, *row, lo, hi) for *row, (lo, hi) in zip(counted.counts, extremes, parts, strict=True)
+        ]
+    else:
+        tasks = [partial(_survey, indices, lo, hi, out) for out, (lo, hi) in zip(extremes, parts, strict=True)]
+    heads = _pool.run(tasks)
+    low, high_ = extremes[:, 0].min(axis=0).tolist(), extremes[:, 1].max(axis=0).tolist()
+    found = Survey(low, high_, min(heads) >= 0, parts, heads, keys, counted)
+    if keys is not None and dims is not None:
+        if not found.within(dims):  # then keys tell nothing
+            return survey(indices)
+        if keys.bits > sum(found.bits) + _SPARE_BITS:  # the partition would fill few of its buckets
+            return found._replace(keys=None, counted=None)
+        if counted is not None and not found.is_sorted:
+            count_parts(keys, counted, [n >= 0 for n in heads])
+    return found
 
 
-def group(indices: Index, scratch: Scratch) -> Groups:
-    """Group one or more entries, of any size."""
+def group(indices: Index, dims: tuple[int, ...], check: bool, scratch: Scratch) -> Groups | None:
+    """Group one or more entries, of any size; None if ``check`` finds one outside dims."""
     if indices.shape[1] <= SMALL:
-        code, groups = group_small(indices, None)
-        if code == DONE:
-            assert groups is not None
+        code, groups = group_small(indices, dims if check else None)
+        if code != LONG_KEYS:
             return groups
-    return group_surveyed(indices, survey(indices), scratch)
+    found = survey(indices, dims)
+    return None if check and not found.within(dims) else group_surveyed(indices, found, scratch)
 
 
 def group_small(indices: Index, dims: tuple[int, ...] | None) -> tuple[int, Groups | None]:
@@ -94,24 +117,24 @@ def group_surveyed(indices: Index, found: Survey, scratch: Scratch) -> Groups:
     words = _words(bits)
     if len(words) == 1:
         pairs, decoder = sort_by_key(indices, found, None, scratch)
-        parts, total = count_heads(pairs)
+        ranges, total = count_heads(pairs)
         out_indices, starts = np.empty((indices.shape[0], total), np.int64), scratch.empty(total + 1, np.int64)
         starts[-1] = nnz
-        order = scratch.empty(nnz, np.uint32) if pairs.payload is None else pairs.payload
-        _pool.run([partial(_write_heads, *pairs, *decoder, first, lo, hi, starts, order, out_indices) for first, lo, hi in parts])
-        return Groups(out_indices, starts, order)
-    order = None
+        positions = scratch.empty(nnz, np.uint32) if pairs.payload is None else pairs.payload
+        making = *pairs, *decoder
+        _pool.run([partial(_write_heads, *making, first, lo, hi, starts, positions, out_indices) for first, lo, hi in ranges])
+        return Groups(out_indices, starts, positions)
+    order: Array | None = None
     for word in reversed(words):  # as a radix sort with dimensions for digits: the last ones first, each sort stable
         if sum(bits[word]):
             offset = np.array(found.low[word], np.int64)
             rows = indices[word] if order is None else indices[word, order]
-            pairs = sort_pairs(Keys(rows, offset, _shifts(bits[word]), sum(bits[word])), order, scratch)
+            pairs = sort_pairs(Keys(rows, offset, bits[word]), order, scratch)
             order = np.ascontiguousarray(pairs.payload_view(f"u{4 if pairs.payload is None else pairs.payload.itemsize}"))
     assert order is not None
     parts = _pool.ranges(nnz, _AT_LEAST)
-    return _groups_in_order(
-        indices, order, parts, _pool.run([partial(_count_changes, indices, order, lo, hi) for lo, hi in parts])
-    )
+    heads = _pool.run([partial(_count_changes, indices, order, lo, hi) for lo, hi in parts])
+    return _groups_in_order(indices, order, parts, heads)
 
 
 @kernel
@@ -149,9 +172,7 @@ def _group_small(indices: Any, dims: Any, check: Any) -> Any:
         heads = _count_heads(words, low, bounds, 0, nnz)
     out_indices, starts = np.empty((sparse_ndim, heads), np.int64), np.empty(heads + 1, np.int64)
     prefixes = np.zeros(1, np.uint64)
-    _write_heads(
-        words, low, None, bounds, prefixes, extremes[0], shifts, masks, 0, 0, nnz, starts, order, out_indices
-    )
+    _write_heads(words, low, None, bounds, prefixes, extremes[0], shifts, masks, 0, 0, nnz, starts, order, out_indices)
     starts[heads] = nnz
     return code, out_indices, starts, order
 
@@ -180,6 +201,41 @@ def _survey(indices: Any, lo: Any, hi: Any, extremes: Any) -> Any:
     return heads
 
 
+@kernel
+def _survey_keys(indices: Any, offset: Any, shifts: Any, rest: Any, counts: Any, extremes: Any, lo: Any, hi: Any) -> Any:
+    """_survey by keys. If they are out of order it also counts them by their bits from ``rest`` on."""
+    extremes[0], extremes[1] = 2**63 - 1, -(2**63)
+    mask, keys, one = np.uint64(counts.size - 1), np.zeros(CHUNK, np.uint64), np.uint64(1)
+    heads, before = np.int64(0), np.uint64(0)
+    if lo > 0:
+        make_keys(indices, offset, shifts, lo - 1, lo, keys)
+        before = keys[0]
+    for first in range(lo, hi, CHUNK):
+        last = min(first + CHUNK, hi)
+        n = np.uint64(last - first)
+        for axis in range(indices.shape[0]):
+            row, low, high = indices[axis], extremes[0, axis], extremes[1, axis]
+            for i in range(np.uint64(first), np.uint64(last)):
+                low, high = min(low, row[i]), max(high, row[i])
+            extremes[0, axis], extremes[1, axis] = low, high
+        make_keys(indices, offset, shifts, first, last, keys)
+        counted = first
+        if heads >= 0:
+            falls, changes = keys[0] < before, np.int64(keys[0] != before or first == 0)
+            for i in range(one, n):
+                falls |= keys[i] < keys[i - one]
+                changes += keys[i] != keys[i - one]
+            heads = np.int64(-1) if falls else heads + changes
+            before = keys[n - one]
+            counted = lo if falls else last  # the first fall: what came before was not counted
+        for start in range(counted, last, CHUNK):
+            if counted < first:
+                make_keys(indices, offset, shifts, start, min(start + CHUNK, hi), keys)
+            for i in range(np.uint64(min(CHUNK, hi - start))):
+                counts[(keys[i] >> rest) & mask] += 1
+    return heads
+
+
 def _words(bits: list[int]) -> list[slice]:
     """Consecutive dimensions whose bits fit 64 together."""
     words, start, total = [], 0, 0
@@ -189,11 +245,6 @@ def _words(bits: list[int]) -> list[slice]:
             start, total = axis, 0
         total += b
     return [*words, slice(start, len(bits))]
-
-
-def _shifts(bits: list[int]) -> NDArray[np.uint64]:
-    # A dimension without bits may lie above 64 others; its shift does not matter.
-    return np.array([min(63, sum(bits[axis + 1 :])) for axis in range(len(bits))], np.uint64)
 
 
 class Decoder(NamedTuple):
@@ -210,9 +261,12 @@ def fits_one_key(found: Survey) -> bool:
 
 def sort_by_key(indices: Index, found: Survey, payload: Array | None, scratch: Scratch) -> tuple[Sorted, Decoder]:
     """Sort the entries, with a payload or with their positions, by coordinates that fit one key."""
-    bits, low = found.bits, np.array(found.low, np.int64)
-    pairs = sort_pairs(Keys(indices, low, _shifts(bits), sum(bits)), payload, scratch)
-    return pairs, Decoder(low, _shifts(bits), np.array([(1 << b) - 1 for b in bits], np.uint64))
+    keys = found.keys
+    if keys is None:
+        keys = Keys(indices, np.array(found.low, np.int64), found.bits)
+    pairs = sort_pairs(keys, payload, scratch, found.counted)
+    masks = np.array([(1 << b) - 1 for b in keys.widths], np.uint64)
+    return pairs, Decoder(keys.offset, keys.shifts, masks)
 
 
 def count_heads(pairs: Sorted) -> tuple[list[tuple[int, int, int]], int]:

@@ -33,7 +33,7 @@ def sparse_adam_step(
     eps: float,
     weight_decay: float,
     maximize: bool,
-) -> None:
+) -> bool:
     form = FORMS.get(dtype, PLAIN)
     if form != PLAIN:
         param, values = param.view(np.uint16), values.view(np.uint16)
@@ -41,7 +41,9 @@ def sparse_adam_step(
     scalars = [state(x) for x in (step_size, 1 - beta1, 1 - beta2, eps, weight_decay)]
     width = values.shape[1]
     with Scratch() as scratch:
-        groups = group(rows[None], scratch)
+        groups = group(rows[None], (param.shape[0],), True, scratch)
+        if groups is None:
+            return False
         long, totals = reduce_long_groups(values, groups.order, groups.starts, SUM, form)
         _pool.run(
             [
@@ -68,6 +70,7 @@ def sparse_adam_step(
                 for first, last in split(groups.starts, width)
             ]
         )
+    return True
 
 
 @kernel

@@ -21,7 +21,7 @@ Index = NDArray[np.int64]
 _SERIAL = 1 << 14  # fewer pairs than this are sorted by one thread, without a partition
 _BUCKET_BITS = 14  # the partition aims at buckets of this many pairs, which fit the second-level cache
 _MOST_BUCKET_BITS = 9  # more buckets than 512 are written to slower than they save
-_CHUNK = 1024  # keys that are made together, in the first-level cache
+CHUNK = 1024  # keys that are made together, in the first-level cache
 
 
 class Keys(NamedTuple):
@@ -29,8 +29,16 @@ class Keys(NamedTuple):
 
     indices: Index  # (dims, n)
     offset: Index  # of each dimension, subtracted first
-    shifts: NDArray[np.uint64]  # then this many bits to the left
-    bits: int  # of a whole key
+    widths: list[int]  # bits that each dimension then needs
+
+    @property
+    def bits(self) -> int:
+        return sum(self.widths)
+
+    @property
+    def shifts(self) -> NDArray[np.uint64]:
+        # A dimension without bits may lie above 64 others; its shift does not matter.
+        return np.array([min(63, sum(self.widths[axis + 1 :])) for axis in range(len(self.widths))], np.uint64)
 
 
 class Sorted(NamedTuple):
@@ -50,26 +58,39 @@ class Sorted(NamedTuple):
 _LOW_HALF = int(np.array([1], np.uint64).view(np.uint32)[0] == 0)  # of a word in memory
 
 
-def sort_pairs(keys: Keys, payload: Array | None, scratch: Scratch) -> Sorted:
+class Counted(NamedTuple):
+    """How many keys of each part of the input begin with which bits: the first half of a partition."""
+
+    parts: list[tuple[int, int]]
+    high: int  # how many bits those are
+    counts: Index  # (parts, 1 << high)
+
+
+def partition_bits(n: int, bits: int) -> int:
+    """By how many bits n keys of so many bits are partitioned before each bucket is sorted."""
+    if n < _SERIAL:
+        return 0
+    high = max(6, n.bit_length() - _BUCKET_BITS)
+    if bits - 32 <= _MOST_BUCKET_BITS:
+        high = max(high, bits - 32)  # then what is left of the keys fits 32 bits
+    return min(bits, high, _MOST_BUCKET_BITS)
+
+
+def sort_pairs(keys: Keys, payload: Array | None, scratch: Scratch, counted: Counted | None = None) -> Sorted:
     """Sort by key; equal keys keep their order. Without a payload the pairs carry their positions. The result is scratch.
 
     Cost: about 4 reads and writes of the pairs; extra memory: two copies of the pairs.
     """
-    n, bits = keys.indices.shape[1], keys.bits
-    width = 32 if n <= 1 << 32 else 64
-    if payload is not None:
-        width = 8 * payload.itemsize
-    high = 0
-    if n >= _SERIAL:
-        high = max(6, n.bit_length() - _BUCKET_BITS)
-        if bits - 32 <= _MOST_BUCKET_BITS:
-            high = max(high, bits - 32)  # then what is left of the keys fits 32 bits
-        high = min(bits, high, _MOST_BUCKET_BITS)
-    rest = bits - high
+    n = keys.indices.shape[1]
+    parts, high, counts = counted or _count_keys(keys)
+    rest = keys.bits - high
+    width = 8 * payload.itemsize if payload is not None else 32 if n <= 1 << 32 else 64
     low = 32 if rest <= 32 == width else 0
     words = scratch.empty(n, np.uint32 if rest <= 32 and not low else np.uint64)
     out_payload = None if low else scratch.empty(n, f"u{width // 8}" if payload is None else payload.dtype)
-    bounds = _scatter(keys, payload, high, low, words, out_payload)
+    starts, bounds = _starts(counts)
+    making = keys.indices, keys.offset, keys.shifts, np.uint64(min(rest, 63)), payload, np.uint64((1 << rest) - 1), np.uint64(low)
+    _pool.run([partial(_move, *making, row, words, out_payload, lo, hi) for row, (lo, hi) in zip(starts, parts, strict=True)])
     prefixes = np.arange(1 << high, dtype=np.uint64) << np.uint64(min(rest, 63))
     pairs = Sorted(words, low, out_payload, bounds, prefixes)
     if rest:
@@ -77,28 +98,19 @@ def sort_pairs(keys: Keys, payload: Array | None, scratch: Scratch) -> Sorted:
     return pairs
 
 
-def _scatter(keys: Keys, payload: Array | None, high: int, low: int, words: Array, out_payload: Array | None) -> Index:
-    """Make the pairs and distribute them, stably, by the ``high`` highest bits of their keys, which the words then lack.
+def _count_keys(keys: Keys) -> Counted:
+    n = keys.indices.shape[1]
+    parts, high = _pool.ranges(n, _SERIAL // 2), partition_bits(n, keys.bits)
+    counted = Counted(parts, high, np.zeros((len(parts), 1 << high), np.int64))
+    count_parts(keys, counted, [True] * len(parts))
+    return counted
 
-    Returns where each bucket starts, and the end.
-    """
-    n, rest = words.size, keys.bits - high
-    parts = _pool.ranges(n, _SERIAL // 2)
-    counts = np.zeros((len(parts), 1 << high), np.int64)
-    making = keys.indices, keys.offset, keys.shifts, np.uint64(min(rest, 63))
-    if high:
-        _pool.run([partial(_count, *making, row, lo, hi) for row, (lo, hi) in zip(counts, parts, strict=True)])
-    else:
-        counts[:, 0] = [hi - lo for lo, hi in parts]
-    starts, bounds = _starts(counts)
-    keep = np.uint64((1 << rest) - 1)
-    _pool.run(
-        [
-            partial(_move, *making, payload, keep, np.uint64(low), row, words, out_payload, lo, hi)
-            for row, (lo, hi) in zip(starts, parts, strict=True)
-        ]
-    )
-    return bounds
+
+def count_parts(keys: Keys, counted: Counted, which: list[bool]) -> None:
+    """Fill the counts of some parts."""
+    making = keys.indices, keys.offset, keys.shifts, np.uint64(min(keys.bits - counted.high, 63))
+    rows = itertools.compress(zip(counted.counts, counted.parts, strict=True), which)
+    _pool.run([partial(_count, *making, row, lo, hi) for row, (lo, hi) in rows])
 
 
 def _starts(counts: Index) -> tuple[Index, Index]:
@@ -125,9 +137,9 @@ def make_keys(indices: Any, offset: Any, shifts: Any, first: Any, last: Any, key
 
 @kernel
 def _count(indices: Any, offset: Any, shifts: Any, rest: Any, counts: Any, lo: Any, hi: Any) -> None:
-    mask, keys = np.uint64(counts.size - 1), np.zeros(_CHUNK, np.uint64)
-    for first in range(lo, hi, _CHUNK):
-        last = min(first + _CHUNK, hi)
+    mask, keys = np.uint64(counts.size - 1), np.zeros(CHUNK, np.uint64)
+    for first in range(lo, hi, CHUNK):
+        last = min(first + CHUNK, hi)
         make_keys(indices, offset, shifts, first, last, keys)
         for i in range(np.uint64(last - first)):
             counts[(keys[i] >> rest) & mask] += 1
@@ -148,9 +160,9 @@ def _move(
     lo: Any,
     hi: Any,
 ) -> None:
-    mask, keys = np.uint64(at.size - 1), np.zeros(_CHUNK, np.uint64)
-    for first in range(lo, hi, _CHUNK):
-        last = min(first + _CHUNK, hi)
+    mask, keys = np.uint64(at.size - 1), np.zeros(CHUNK, np.uint64)
+    for first in range(lo, hi, CHUNK):
+        last = min(first + CHUNK, hi)
         make_keys(indices, offset, shifts, first, last, keys)
         for i in range(np.uint64(last - first)):
             bucket = (keys[i] >> rest) & mask

@@ -26,11 +26,12 @@ def sparse_adam_step(
     eps: float,
     weight_decay: float,
     maximize: bool,
-) -> None:
+) -> bool:
     summed = coalesce(
-        rows[None], values, param.shape[:1], dtype=dtype, reduce="sum", return_inverse=False, return_counts=False, check=False
+        rows[None], values, param.shape[:1], dtype=dtype, reduce="sum", return_inverse=False, return_counts=False, check=True
     )
-    assert summed is not None  # check is off
+    if summed is None:
+        return False
     touched = summed[0][0]
     state = exp_avg.dtype.type
     g, p, m, v = _widen(summed[1], dtype, state), _widen(param[touched], dtype, state), exp_avg[touched], exp_avg_sq[touched]
@@ -44,6 +45,7 @@ def sparse_adam_step(
         p = p - state(step_size) * (m / (np.sqrt(v) + state(eps)))
         param[touched] = _bfloat16.from_float32(p) if dtype == "bfloat16" else p.astype(param.dtype)
     exp_avg[touched], exp_avg_sq[touched] = m, v
+    return True
 
 
 def _widen(x: Array, dtype: str, state: type) -> Array:
