@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 
 from sparsekit_numba import _pool
 from sparsekit_numba._jit import inlined, kernel
+from sparsekit_numba._scratch import Scratch
 
 Array = NDArray[Any]
 Index = NDArray[np.int64]
 
-_LINES, _LINE = 4096, 8  # the sample: so many places, so many neighbours at each
+_LINES, _LINE = 4096, 8  # the sample: so many places, so many neighbours at each; more where k is large
 _PIECE = 1 << 18  # elements that one kernel call looks at
-_STRIDE, _STEP = 256, 32  # elements that the filter skips together; where it cannot, in steps
+_CHUNK = 1 << 12  # elements that the filter flags together, in the first-level cache
+_MANY = 0.001  # where more than this share of the elements is wanted, a larger sample saves more than it costs
 _DIGIT = 16  # bits of the magnitude that one histogram pass decides
 
 _UNSIGNED, _SIGNED, _FLOAT = 0, 1, 2
@@ -54,7 +56,8 @@ def topk(arrays: Sequence[Array], k: int, *, dtype: str) -> list[Index]:
     order = _Order(sort, np.uint64(2 ** (bits - 1) - 1), np.uint64(_INFINITY.get(dtype, 0)))
     shares = _shares(raw)
     threshold = _guess(raw, k, order)
-    found = None if threshold is None else _select_by_filter(raw, shares, k, threshold, order)
+    with Scratch() as scratch:
+        found = None if threshold is None else _select_by_filter(raw, shares, k, threshold, order, scratch)
     if found is None:
         found = _select_by_histogram(raw, shares, k, bits, order)
     return [found.positions[lo:hi] for lo, hi in zip(found.bounds[:-1], found.bounds[1:], strict=True)]
@@ -81,24 +84,19 @@ def magnitude(x: Any, sort: Any, all_but_sign: Any, infinity: Any) -> Any:
 
 
 @inlined
-def _largest(block: Any, sort: Any, all_but_sign: Any) -> Any:
-    """The largest magnitude of a block, NaN not yet made alike; one loop a sort, in its own dtype, for vectors."""
+def _flag(block: Any, threshold: Any, sort: Any, mask: Any, flags: Any) -> None:
+    """Which magnitudes of a block reach the threshold; in its own dtype, one loop a sort, for vectors."""
     own = block.dtype.type
-    mask, top = own(all_but_sign), own(0)
-    if sort == _FLOAT:
+    if sort == _FLOAT:  # NaN need not be made alike: each is above infinity
         for i in range(np.uint64(block.size)):
-            x = own(block[i] & mask)
-            top = x if x > top else top
+            flags[i] = own(block[i] & mask) >= threshold
     elif sort == _SIGNED:
         for i in range(np.uint64(block.size)):
             x = block[i]
-            x = own(~x) + own(1) if x > mask else x
-            top = own(x) if own(x) > top else top
+            flags[i] = own(own(~x) + own(1) if x > mask else x) >= threshold
     else:
         for i in range(np.uint64(block.size)):
-            x = block[i]
-            top = x if x > top else top
-    return np.uint64(top)
+            flags[i] = block[i] >= threshold
 
 
 def _guess(raw: Sequence[Array], k: int, order: _Order) -> np.uint64 | None:
@@ -108,113 +106,150 @@ def _guess(raw: Sequence[Array], k: int, order: _Order) -> np.uint64 | None:
         return np.uint64(0)
     if k > n // 2:
         return None
-    rng = np.random.default_rng(0)
-    lines = [(a, np.sort(rng.integers(0, max(1, a.size - _LINE), math.ceil(_LINES * a.size / n)))) for a in raw if a.size]
-    sample = np.concatenate([_sample(a, starts, *order) for a, starts in lines])
+    drawn = np.sort(np.random.default_rng(0).integers(0, n, _LINES if k < _MANY * n else 2 * _LINES))
+    ends = np.cumsum([a.size for a in raw])
+    cuts = np.searchsorted(drawn, ends).tolist()
+    lines = zip(raw, ends.tolist(), [0, *cuts[:-1]], cuts, strict=True)
+    sample = np.concatenate([_sample(a, drawn[i:j] - (end - a.size), *order) for a, end, i, j in lines if i < j])
     expected = sample.size * k / n
     rank = math.ceil(expected + 4 * math.sqrt(expected * _LINE / 2) + 8)  # neighbours may be alike: a wider margin
     if rank >= sample.size:
         return None
-    threshold = np.partition(sample, sample.size - rank)[sample.size - rank]
+    sample.partition(sample.size - rank)
+    threshold = sample[sample.size - rank]
     return np.uint64(threshold) if threshold else None  # all zeros reach 0: ties for the histogram
 
 
 @kernel
 def _sample(a: Any, starts: Any, sort: Any, all_but_sign: Any, infinity: Any) -> Any:
-    length = min(_LINE, a.size)
-    out = np.empty(starts.size * length, np.uint64)
-    for i in range(starts.size):
-        for j in range(length):
-            out[i * length + j] = magnitude(a[starts[i] + j], sort, all_but_sign, infinity)
-    return out
+    """The magnitudes of a line of neighbours from each start; a line ends where the array does."""
+    out, n = np.empty(starts.size * _LINE, a.dtype), 0
+    for start in starts:
+        for i in range(start, min(start + _LINE, a.size)):
+            out[n] = magnitude(a[i], sort, all_but_sign, infinity)
+            n += 1
+    return out[:n]
 
 
 def _select_by_filter(
-    raw: Sequence[Array], shares: list[list[_Piece]], k: int, threshold: np.uint64, order: _Order
+    raw: Sequence[Array], shares: list[list[_Piece]], k: int, threshold: np.uint64, order: _Order, scratch: Scratch
 ) -> _Found | None:
     """Exact, if k entries reach the threshold and not far too many; else None."""
     n = sum(a.size for a in raw)
     limit = n if not threshold else min(n, 2 * k + (1 << 16))
-    results = _pool.run([partial(_filter_share, raw, share, k / n, limit, threshold, order) for share in shares])
+    results = _pool.run([partial(_filter_share, raw, share, k / n, limit, threshold, order, scratch) for share in shares])
     if any(result is None for result in results):
         return None
-    positions = np.concatenate([r[0] for r in results])
-    magnitudes = np.concatenate([r[1] for r in results])
-    if not k <= positions.size <= limit:
+    magnitudes = np.concatenate([r.magnitudes for r in results])
+    if not k <= magnitudes.size <= limit:
         return None
-    last = np.partition(magnitudes, positions.size - k)[positions.size - k]
-    larger = np.count_nonzero(magnitudes > last)
+    magnitudes.partition(magnitudes.size - k)
+    last = magnitudes[magnitudes.size - k]
+    quota = k - np.count_nonzero(magnitudes > last)
     kept = np.empty(k, np.int64)
-    _keep(magnitudes, last, k - larger, kept)
-    ends = np.cumsum(np.sum([r[2] for r in results], axis=0))
-    return _Found(positions[kept], np.concatenate([[0], np.searchsorted(kept, ends)]))
+    bounds = np.zeros(len(raw) + 1, np.int64)
+    filled = 0
+    for share, result in zip(shares, results, strict=True):
+        bases = np.array([(p.array, p.lo) for p in share], np.int64)
+        filled, quota = _keep(*result, bases, last, quota, kept, filled, bounds)
+    return _Found(kept, np.cumsum(bounds))
 
 
 @kernel
-def _keep(magnitudes: Any, last: Any, quota: Any, kept: Any) -> None:
-    """Which are larger than ``last``, and the first ``quota`` that equal it."""
-    filled = 0
-    for i in range(np.uint64(magnitudes.size)):
-        if magnitudes[i] >= last:
-            tie = magnitudes[i] == last
-            if not tie or quota > 0:
-                quota -= tie
-                kept[filled] = i
-                filled += 1
+def _keep(
+    positions: Any, magnitudes: Any, ends: Any, bases: Any, last: Any, quota: Any, kept: Any, filled: Any, per_array: Any
+) -> Any:
+    """Append the positions of what is larger than ``last``, and of the first ``quota`` that equal it; (filled, quota) after."""
+    begin, one = 0, np.uint64(1)
+    for piece in range(ends.size):
+        base, before = bases[piece, 1], filled
+        for i in range(np.uint64(begin), np.uint64(ends[piece])):
+            if magnitudes[i] >= last:
+                tie = magnitudes[i] == last
+                if not tie or quota > 0:
+                    quota -= tie
+                    kept[filled] = base + positions[i]
+                    filled += 1
+        per_array[np.uint64(bases[piece, 0]) + one] += filled - before
+        begin = ends[piece]
+    return filled, quota
+
+
+class _Candidates(NamedTuple):
+    """What reached the threshold in the pieces of a share; those of piece i end at ``ends[i]``."""
+
+    positions: Array  # uint32, from the piece's start
+    magnitudes: Array
+    ends: Index
 
 
 def _filter_share(
-    raw: Sequence[Array], share: list[_Piece], density: float, limit: int, threshold: np.uint64, order: _Order
-) -> tuple[Index, Array, Index] | None:
-    """(positions, magnitudes, how many an array) of the entries that reach the threshold; None beyond the limit."""
+    raw: Sequence[Array], share: list[_Piece], density: float, limit: int, threshold: np.uint64, order: _Order, scratch: Scratch
+) -> _Candidates | None:
+    """None beyond the limit."""
     total = sum(p.hi - p.lo for p in share)
-    room = min(total, int(1.5 * density * total) + 1024) + _STRIDE if threshold else total + _STRIDE
-    positions, magnitudes = np.empty(room, np.int64), np.empty(room, raw[0].dtype)
-    per_array = np.zeros(len(raw), np.int64)
+    room = min(total, int(1.3 * density * total) if threshold else total) + 2 * _CHUNK
+    own = raw[0].dtype.type
+    positions, magnitudes = scratch.empty(room, np.uint32), scratch.empty(room, own)
+    flags, words = np.empty(_CHUNK, np.uint8), np.empty(_CHUNK // 8, np.uint64)
+    scalars = own(threshold), *order, own(order.all_but_sign), flags, words
+    ends = np.empty(len(share), np.int64)
     filled = 0
-    for piece in share:
-        before, at = filled, piece.lo
+    for i, (array, lo, hi) in enumerate(share):
+        at = lo
         while True:
-            at, filled = _filter(raw[piece.array], at, piece.hi, threshold, *order, positions, magnitudes, filled)
-            if at == piece.hi:
-                break
+            at, filled = _filter(raw[array], lo, at, hi, *scalars, positions, magnitudes, filled)
             if filled > limit:
                 return None
+            if at == hi:
+                break
             positions, magnitudes = (np.concatenate([x, np.empty_like(x)]) for x in (positions, magnitudes))
-        per_array[piece.array] += filled - before
-    return positions[:filled], magnitudes[:filled], per_array
+        ends[i] = filled
+    return _Candidates(positions[:filled], magnitudes[:filled], ends)
 
 
 @kernel
 def _filter(
     a: Any,
+    base: Any,
     lo: Any,
     hi: Any,
     threshold: Any,
     sort: Any,
     all_but_sign: Any,
     infinity: Any,
+    mask: Any,
+    flags: Any,
+    words: Any,
     positions: Any,
     magnitudes: Any,
     filled: Any,
 ) -> Any:
-    """Append what reaches the threshold; returns (where it stopped for want of room, or hi; entries in all)."""
-    at = lo
-    while at < hi:
-        end = min(at + _STRIDE, hi)
-        if _largest(a[at:end], sort, all_but_sign) >= threshold:
-            if filled + _STRIDE > positions.size:
-                return at, filled
-            while at < end:
-                stop = min(at + _STEP, end)
-                if _largest(a[at:stop], sort, all_but_sign) >= threshold:
-                    for i in range(np.uint64(at), np.uint64(stop)):  # every entry is written, what does not count over again
-                        m = magnitude(a[i], sort, all_but_sign, infinity)
-                        positions[filled], magnitudes[filled] = i, m
-                        filled += m >= threshold
-                at = stop
-        at = end
-    return hi, filled
+    """Append what reaches the threshold; returns (where it stopped for want of room, or hi; entries in all).
+
+    Nothing here branches on the data: flags are looked at eight together, where one is set all eight entries are written, and
+    what does not count is written over.
+    """
+    n, one, eight = np.uint64(filled), np.uint64(1), np.uint64(8)
+    flagged = flags.view(np.uint64)
+    for first in range(lo, hi, _CHUNK):
+        size = np.uint64(min(_CHUNK, hi - first))
+        if n + size > np.uint64(positions.size):
+            return first, np.int64(n)
+        start, listed = np.uint64(first), np.uint64(0)
+        for i in range(size & ~np.uint64(7), min(size + eight, np.uint64(_CHUNK))):
+            flags[i] = 0  # behind the end, up to a multiple of eight
+        _flag(a[start : start + size], threshold, sort, mask, flags)
+        for word in range((size + np.uint64(7)) // eight):
+            words[listed] = word
+            listed += np.uint64(flagged[word] != np.uint64(0))
+        for w in range(listed):
+            at = words[w] * eight
+            for i in range(at, min(at + eight, size)):
+                positions[n] = start + i - np.uint64(base)
+                magnitudes[n] = magnitude(a[start + i], sort, all_but_sign, infinity)
+                n += np.uint64(flags[i]) & one
+    return hi, np.int64(n)
 
 
 def _select_by_histogram(raw: Sequence[Array], shares: list[list[_Piece]], k: int, bits: int, order: _Order) -> _Found:
