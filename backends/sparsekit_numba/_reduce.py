@@ -19,6 +19,7 @@ LEVELS = 8  # of the tree: 32**8 entries in one group
 AHEAD = 16  # entries between the prefetch of a row and its sum
 LONG = 4096  # groups of more entries are reduced by all threads together
 _AT_LEAST = 1 << 14  # elements a thread should have to be worth waking
+_NONE_LONG = np.empty(0, np.int64)
 
 
 _WIDE: dict[np.dtype[Any], np.dtype[Any]] = {
@@ -36,9 +37,13 @@ def wide_dtype(values: Array) -> np.dtype[Any]:
 def reduce_groups(values: Array, order: Array | None, starts: Index, op: int, form: int) -> Array:
     """``(groups, width)``: the rows ``values[order[starts[s]:starts[s + 1]]]`` of each group, reduced."""
     groups, width = starts.size - 1, values.shape[1]
-    out = np.empty((groups, width), values.dtype)
+    out, wide = np.empty((groups, width), values.dtype), wide_dtype(values)
+    if values.size < _AT_LEAST:  # the short way, where the calls around the kernel count
+        no_totals, one_tree = np.empty((0, width), wide), np.empty((LEVELS, width), wide)
+        _reduce_range(values, order, starts, op, form, 0, groups, _NONE_LONG, no_totals, one_tree, out)
+        return out
     long, long_totals = reduce_long_groups(values, order, starts, op, form)
-    tree = partial(np.empty, (LEVELS, width), wide_dtype(values))
+    tree = partial(np.empty, (LEVELS, width), wide)
     _pool.run(
         [
             partial(_reduce_range, values, order, starts, op, form, first, last, long, long_totals, tree(), out)

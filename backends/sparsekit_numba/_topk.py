@@ -22,6 +22,7 @@ _LINES, _LINE = 4096, 8  # the sample: so many places, so many neighbours at eac
 _PIECE = 1 << 18  # elements that one kernel call looks at
 _CHUNK = 1 << 12  # elements that the filter flags together, in the first-level cache
 _MANY = 0.001  # where more than this share of the elements is wanted, a larger sample saves more than it costs
+_SMALL = 1 << 12  # one array of up to so many elements goes a short way, for the calls around kernels would cost most
 _DIGIT = 16  # bits of the magnitude that one histogram pass decides
 
 _UNSIGNED, _SIGNED, _FLOAT = 0, 1, 2
@@ -54,6 +55,8 @@ def topk(arrays: Sequence[Array], k: int, *, dtype: str) -> list[Index]:
     bits = 8 * raw[0].itemsize
     sort = _FLOAT if dtype in _INFINITY else _UNSIGNED if dtype[0] in "bu" else _SIGNED
     order = _Order(sort, np.uint64(2 ** (bits - 1) - 1), np.uint64(_INFINITY.get(dtype, 0)))
+    if len(raw) == 1 and raw[0].size <= _SMALL:
+        return [_select_small(raw[0], k, order)]
     shares = _shares(raw)
     threshold = _guess(raw, k, order)
     with Scratch() as scratch:
@@ -61,6 +64,22 @@ def topk(arrays: Sequence[Array], k: int, *, dtype: str) -> list[Index]:
     if found is None:
         found = _select_by_histogram(raw, shares, k, bits, order)
     return [found.positions[lo:hi] for lo, hi in zip(found.bounds[:-1], found.bounds[1:], strict=True)]
+
+
+def _select_small(a: Array, k: int, order: _Order) -> Index:
+    magnitudes = _magnitudes(a, *order)
+    last = np.partition(magnitudes, a.size - k)[a.size - k]
+    positions = np.empty(k, np.int64)
+    _write(a, 0, a.size, np.uint64(last), k - np.count_nonzero(magnitudes > last), *order, positions)
+    return positions
+
+
+@kernel
+def _magnitudes(a: Any, sort: Any, all_but_sign: Any, infinity: Any) -> Any:
+    out = np.empty(a.size, a.dtype)
+    for i in range(np.uint64(a.size)):
+        out[i] = magnitude(a[i], sort, all_but_sign, infinity)
+    return out
 
 
 def _shares(raw: Sequence[Array]) -> list[list[_Piece]]:

@@ -14,14 +14,15 @@ def warmup() -> None:
     """coalesce, topk and sparse_adam_step for float16, bfloat16, float32 and float64; coalesce and topk for int64."""
     rng = np.random.default_rng(0)
     narrow, broad = rng.integers(0, 100, (2, _N)), rng.integers(0, 2**30, (2, _N))
+    few = np.ascontiguousarray(broad[:, :100])  # the short way
     for dtype in _DTYPES:
         storage = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
         values = np.ones((_N, 2), storage)
-        for indices, width in ((narrow, 1), (broad, 1), (narrow, 2), (broad[:1], 2), (np.sort(narrow[:1]), 2)):
+        for indices, width in ((narrow, 1), (broad, 1), (narrow, 2), (broad[:1], 2), (np.sort(narrow[:1]), 2), (few, 1)):
             for inverse in (False, True):
                 coalesce(
                     indices,
-                    np.ascontiguousarray(values[:, :width]),
+                    np.ascontiguousarray(values[: indices.shape[1], :width]),
                     (2**30,) * len(indices),
                     dtype=dtype,
                     reduce="sum",
@@ -32,6 +33,7 @@ def warmup() -> None:
         magnitudes = rng.integers(0, 100, _N * 4).astype(storage)
         for k in (10, _N * 4 - 10):  # by the filter, by the histogram
             topk([magnitudes], k, dtype=dtype)
+        topk([magnitudes[:100]], 10, dtype=dtype)  # and the short way
         if dtype == "int64":
             continue
         state = np.float64 if dtype == "float64" else np.float32
