@@ -14,9 +14,7 @@ from sparsekit.torch._convert import check_sparse_coo, from_sparse_tensor
 @overload
 def coalesce(tensor: Tensor, *, reduce: str = "sum", backend: str | None = None) -> Tensor: ...
 @overload
-def coalesce(
-    tensor: Tensor, values: Tensor, shape: Sequence[int], *, reduce: str = "sum", backend: str | None = None
-) -> COO: ...
+def coalesce(tensor: Tensor, values: Tensor, shape: Sequence[int], *, reduce: str = "sum", backend: str | None = None) -> COO: ...
 def coalesce(
     tensor: Tensor,
     values: Tensor | None = None,
@@ -79,7 +77,7 @@ def coalesce(
     if values is None or shape is None:
         raise TypeError("expected a sparse tensor alone, or indices, values and shape")
     shape = tuple(shape)
-    out_values, out_indices, _, _ = _coalesce(tensor, values, shape, reduce, backend)
+    out_values, out_indices, _, _ = _coalesce_op(tensor, values, shape, reduce, backend)
     return COO(out_indices, out_values, shape)
 
 
@@ -88,17 +86,17 @@ def coalesce(
     mutates_args=(),
     schema="(Tensor indices, Tensor values, SymInt[] shape, str reduce, str? backend) -> (Tensor, Tensor, Tensor, Tensor)",
 )
-def _coalesce(
+def _coalesce_op(
     indices: Tensor, values: Tensor, shape: Sequence[int], reduce: str, backend: str | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Values and indices, coalesced, and the inverse map and counts that their gradient needs."""
     coo, inverse, counts = sparsekit.coalesce(
         indices, values, shape, reduce=reduce, return_inverse=True, return_counts=True, backend=backend
     )
-    return coo.values, coo.indices, inverse, counts
+    return coo.values.contiguous(), coo.indices.contiguous(), inverse, counts  # the layout that the fake promises
 
 
-@_coalesce.register_fake
+@_coalesce_op.register_fake
 def _(
     indices: Tensor, values: Tensor, shape: Sequence[int], reduce: str, backend: str | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -129,7 +127,7 @@ def _backward(ctx: Any, grad: Tensor, _indices: None, _inverse: None, _counts: N
         counts = kept[0].index_select(0, inverse)
         spread = spread / counts.reshape(-1, *[1] * (grad.dim() - 1))
     elif ctx.reduce == "prod":
-        spread = spread * _product_of_others(*kept, inverse, ctx).conj()
+        spread = spread * _product_of_others(kept[0], kept[1], inverse, ctx).conj()
     elif ctx.reduce != "sum":
         values, out = kept
         attains = values == out.index_select(0, inverse)
@@ -147,16 +145,18 @@ def _product_of_others(indices: Tensor, values: Tensor, inverse: Tensor, ctx: An
     """For each entry the product of the others of its coordinate, zeros among them or not."""
     zero = values == 0
     nonzero = values.masked_fill(zero, 1)
-    out, _, _, _ = _coalesce(indices, nonzero, ctx.shape, "prod", ctx.backend)
+    out, _, _, _ = _coalesce_op(indices, nonzero, ctx.shape, "prod", ctx.backend)
     other_nonzeros = out.index_select(0, inverse) / nonzero
     # One other zero stays in the product, since its own derivative is not zero; two make that zero as well.
     zeros = values.masked_fill(~zero, 0)
     other_zero = torch.zeros_like(out).index_add(0, inverse, zeros).index_select(0, inverse) - zeros
     other_zeros = _count(zero, inverse, out) - zero.to(torch.int64)
-    return other_nonzeros * torch.where(other_zeros == 1, other_zero, (other_zeros == 0).to(values.dtype))
+    factor = torch.where(other_zeros == 1, other_zero, (other_zeros == 0).to(values.dtype))
+    product: Tensor = other_nonzeros * factor
+    return product
 
 
-_coalesce.register_autograd(_backward, setup_context=_save)
+_coalesce_op.register_autograd(_backward, setup_context=_save)
 
 
 def _coalesce_tensor(tensor: Tensor, reduce: str, backend: str | None) -> Tensor:
@@ -173,7 +173,7 @@ def _coalesce_tensor(tensor: Tensor, reduce: str, backend: str | None) -> Tensor
     return _flagged(*coo)
 
 
-def _flagged(indices: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+def _flagged(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True, check_invariants=False)
 
 
