@@ -1,10 +1,27 @@
-"""sparsekit for torch: the optimizers, and coalesce for sparse COO tensors.
+"""sparsekit for torch: the optimizers, coalesce for sparse COO tensors, and what a training step does to gradients.
 
 The functions of ``sparsekit`` take torch tensors as they are; this package holds what is torch's own. Importing it imports torch.
 """
 
+from sparsekit.torch._clip import clip_grad_norm_, clip_grad_value_
 from sparsekit.torch._coalesce import coalesce
 from sparsekit.torch._convert import from_sparse_tensor, to_sparse_tensor
+from sparsekit.torch._gradients import accumulate_grad_, coalesce_grads_, grads_are_finite, unscale_grads_
 from sparsekit.torch._optimizers import SparseAdam
+from sparsekit.torch._topk import topk_gradients_
+from sparsekit.torch._topk_optimizer import TopK
 
-__all__ = ["SparseAdam", "coalesce", "from_sparse_tensor", "to_sparse_tensor"]
+__all__ = [
+    "SparseAdam",
+    "TopK",
+    "accumulate_grad_",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "coalesce",
+    "coalesce_grads_",
+    "from_sparse_tensor",
+    "grads_are_finite",
+    "to_sparse_tensor",
+    "topk_gradients_",
+    "unscale_grads_",
+]
