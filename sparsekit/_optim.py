@@ -103,7 +103,8 @@ def sparse_adam_step(
     dims = _check_layout(outputs[0].array.shape, idx, values_raw.array)
     step_size, beta1, beta2, floats = _scalars(step, lr, betas, eps, weight_decay)
     served_by = select(backend)
-    if check and not (len(dims) == 1 and values_raw.array.size):  # else the backend looks, in a pass that it makes anyway
+    as_they_are = all(_is_table(out.array) for out in outputs)
+    if check and not (len(dims) == 1 and as_they_are and values_raw.array.size):  # else the backend looks, in a pass of its own
         _validate.check_index_range(idx, dims)
 
     rows = _flat_rows(idx, dims)
@@ -130,6 +131,7 @@ def sparse_adam_step(
     )
     if not done:
         _validate.check_index_range(idx, dims)
+        raise RuntimeError("the backend reports an index out of range, but every index lies in its dimension")
     if write_back is not None:
         where = np.unravel_index(touched, dims) if dims else ...
         for out, table in zip(outputs, tables, strict=True):
@@ -197,6 +199,11 @@ def _flat_rows(idx: Array, dims: tuple[int, ...]) -> Index:
     return rows
 
 
+def _is_table(a: Array) -> bool:
+    """Whether a backend can update a in its own memory."""
+    return bool(a.flags.c_contiguous and a.flags.aligned and a.dtype.isnative)
+
+
 def _as_tables(arrays: list[Array], sparse_ndim: int, rows: Index) -> tuple[list[Array], tuple[Index, Index] | None]:
     """The arrays as C-contiguous (n, width) views; where one has no such view, the touched rows of all, as copies.
 
@@ -204,7 +211,7 @@ def _as_tables(arrays: list[Array], sparse_ndim: int, rows: Index) -> tuple[list
     """
     shape = arrays[0].shape
     n, width = math.prod(shape[:sparse_ndim]), math.prod(shape[sparse_ndim:])
-    if all(a.flags.c_contiguous and a.flags.aligned and a.dtype.isnative for a in arrays):
+    if all(map(_is_table, arrays)):
         return [a.reshape(n, width) for a in arrays], None
     touched, places = np.unique(rows, return_inverse=True)
     where = np.unravel_index(touched, shape[:sparse_ndim]) if sparse_ndim else ...

@@ -295,6 +295,27 @@ def test_faults_are_found_in_long_input(backend):
     assert all(np.all(a == 1) for a in arrays)
 
 
+LAYOUTS = {
+    "C": lambda: np.ones((5, 4)),
+    "F": lambda: np.ones((5, 4), order="F"),
+    "strided": lambda: np.ones((10, 4))[::2],
+    "swapped": lambda: np.ones((5, 4), ">f8"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
+@pytest.mark.parametrize("nnz", [2, 20_000])
+@pytest.mark.parametrize("bad", [7, -1])
+def test_rows_out_of_range_in_any_layout(backend, layout, nnz, bad):
+    """Whoever looks, the core or the backend in a pass of its own: the same message, and nothing written."""
+    arrays = [layout() for _ in range(3)]
+    rows = np.arange(nnz) % 5
+    rows[-1] = bad
+    with pytest.raises(IndexError, match=rf"indices\[0, {nnz - 1}\] = {bad} is out of range for dimension 0 of size 5"):
+        sk.sparse_adam_step(*arrays, rows, np.ones((nnz, 4)), step=1, backend=backend)
+    assert all(np.all(a == 1) for a in arrays)
+
+
 def test_bad_calls_of_add(backend):
     good = sk.COO(np.array([[0]]), np.array([1.0]), (3,))
     outside = sk.COO(np.array([[3]]), np.array([1.0]), (3,))

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("numba")
 
+import sparsekit
 from sparsekit_numba import _pool, _scalars
 
 
@@ -133,3 +134,26 @@ def test_ranges_cover_everything_once(n, at_least):
     ranges = _pool.ranges(n, at_least)
     assert [i for lo, hi in ranges for i in range(lo, hi)] == list(range(n))
     assert len(ranges) <= 4
+
+
+@pytest.mark.parametrize("sorted_from", [0, 50_000, None])
+@pytest.mark.parametrize("dims", [(300, 300), (2**20, 2**20), (2**31, 2**31), (2**62, 300)])
+@pytest.mark.parametrize("itemsize", [4, 8])
+def test_one_thread_may_see_sorted_indices_and_the_other_not(threads, sorted_from, dims, itemsize):
+    """Each counts keys only where they are out of order; and keys by the shape may be far wider than the indices need."""
+    threads(2)
+    nnz = 100_000
+    rng = np.random.default_rng(0)
+    flat = rng.integers(0, 90_000, nnz)
+    if sorted_from is not None:
+        half = slice(sorted_from, sorted_from + nnz // 2)
+        flat[half] = np.sort(flat[half])
+    values = rng.integers(-100, 100, nnz).astype(f"f{itemsize}")
+    coo, inverse = sparsekit.coalesce(np.stack(np.divmod(flat, 300)), values, dims, return_inverse=True, backend="numba")
+    unique, places = np.unique(flat, return_inverse=True)
+    np.testing.assert_array_equal(coo.indices, np.stack(np.divmod(unique, 300)))
+    np.testing.assert_array_equal(coo.values, np.bincount(places, values))
+    np.testing.assert_array_equal(inverse, places)
+    alone = sparsekit.coalesce(np.stack(np.divmod(flat, 300)), values, dims, backend="numba")
+    np.testing.assert_array_equal(alone.indices, coo.indices)
+    np.testing.assert_array_equal(alone.values, coo.values)

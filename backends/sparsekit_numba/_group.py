@@ -16,7 +16,6 @@ from sparsekit_numba._sort import CHUNK, Counted, Keys, Sorted, count_parts, mak
 Array = NDArray[Any]
 Index = NDArray[np.int64]
 
-_UNSORTED, _SORTED, _UNIQUE = 0, 1, 2
 _AT_LEAST = 1 << 14  # entries a thread should have to be worth waking
 _SPARE_BITS = 2  # bits that keys by shape may be wider than keys by the indices that occur
 _SMALL_BITS = 12
@@ -72,17 +71,17 @@ def survey(indices: Index, dims: tuple[int, ...] | None = None) -> Survey:
     keys = counted = None
     if dims and sum(bits) <= 64:
         keys = Keys(indices, np.zeros(sparse_ndim, np.int64), bits)
-        high = partition_bits(nnz, keys.bits)
-        counted = Counted(parts, high, np.zeros((len(parts), 1 << high), np.int64))
-        making = indices, keys.offset, keys.shifts, np.uint64(min(keys.bits - high, 63))
+        first_bits = partition_bits(nnz, keys.bits)
+        counted = Counted(parts, first_bits, np.zeros((len(parts), 1 << first_bits), np.int64))
+        making = indices, keys.offset, keys.shifts, np.uint64(min(keys.bits - first_bits, 63))
         tasks = [
             partial(_survey_keys, *making, *row, lo, hi) for *row, (lo, hi) in zip(counted.counts, extremes, parts, strict=True)
         ]
     else:
         tasks = [partial(_survey, indices, lo, hi, out) for out, (lo, hi) in zip(extremes, parts, strict=True)]
     heads = _pool.run(tasks)
-    low, high_ = extremes[:, 0].min(axis=0).tolist(), extremes[:, 1].max(axis=0).tolist()
-    found = Survey(low, high_, min(heads) >= 0, parts, heads, keys, counted)
+    low, high = extremes[:, 0].min(axis=0).tolist(), extremes[:, 1].max(axis=0).tolist()
+    found = Survey(low, high, min(heads) >= 0, parts, heads, keys, counted)
     if keys is not None and dims is not None:
         if not found.within(dims):  # then keys tell nothing
             return survey(indices)
@@ -130,7 +129,7 @@ def group_surveyed(indices: Index, found: Survey, scratch: Scratch) -> Groups:
             offset = np.array(found.low[word], np.int64)
             rows = indices[word] if order is None else indices[word, order]
             pairs = sort_pairs(Keys(rows, offset, bits[word]), order, scratch)
-            order = np.ascontiguousarray(pairs.payload_view(f"u{4 if pairs.payload is None else pairs.payload.itemsize}"))
+            order = np.ascontiguousarray(pairs.payload_view(np.uint32)) if pairs.payload is None else pairs.payload
     assert order is not None
     parts = _pool.ranges(nnz, _AT_LEAST)
     heads = _pool.run([partial(_count_changes, indices, order, lo, hi) for lo, hi in parts])

@@ -125,7 +125,7 @@ def _guess(raw: Sequence[Array], k: int, order: _Order) -> np.uint64 | None:
         return np.uint64(0)
     if k > n // 2:
         return None
-    drawn = np.sort(np.random.default_rng(0).integers(0, n, _LINES if k < _MANY * n else 2 * _LINES))
+    drawn = np.sort(np.random.default_rng(0).integers(0, n, _LINES if k <= _MANY * n else 2 * _LINES))
     ends = np.cumsum([a.size for a in raw])
     cuts = np.searchsorted(drawn, ends).tolist()
     lines = zip(raw, ends.tolist(), [0, *cuts[:-1]], cuts, strict=True)

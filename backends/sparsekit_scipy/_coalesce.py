@@ -40,7 +40,8 @@ def coalesce(
     groups = sparse.csr_array((np.ones(nnz, bool), (inverse, np.arange(nnz))), shape=(nnz_out, nnz))
     counts = np.diff(groups.indptr).astype(np.int64)
     reduced = reduce_groups(values[groups.indices], counts, dtype, reduce)
-    return indices[:, order[is_first]], reduced, inverse if return_inverse else None, counts if return_counts else None
+    unique = np.ascontiguousarray(indices[:, order[is_first]])
+    return unique, reduced, inverse if return_inverse else None, counts if return_counts else None
 
 
 def is_coalesced(indices: Index) -> bool:

@@ -29,7 +29,7 @@ def _backend(backend):
 
 
 def parameters(dtype=torch.float64):
-    """A sparse gradient with duplicates, a dense one, one without sparse duplicates of another sparse_dim, and none."""
+    """A gradient with sparse rows and duplicates, a dense one, one with two sparse dimensions, and none."""
     torch.manual_seed(0)
     params = [nn.Parameter(torch.randn(*shape, dtype=dtype)) for shape in ((6, 3), (4, 5), (3, 4), (2,))]
     params[0].grad = sparse([[1, 4, 1, 0]], torch.randn(4, 3, dtype=dtype).tolist(), (6, 3)).to(dtype)
@@ -194,7 +194,7 @@ def test_accumulate_grad_sparse_and_dense():
     assert torch.equal(weight.grad, grad)
 
 
-def test_b1_5_and_b4_69_overflow_in_the_sum_alone_is_found():
+def test_b1_05_and_b4_69_overflow_in_the_sum_alone_is_found():
     """pytorch#36786, #35810, #74739: float16 duplicates of 60000 are finite, their sum is not."""
     weight = nn.Parameter(torch.zeros(3, dtype=torch.float16))
     twice = torch.sparse_coo_tensor([[0, 0]], torch.full((2,), 60000.0, dtype=torch.float16), (3,), check_invariants=True)

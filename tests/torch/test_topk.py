@@ -64,8 +64,8 @@ def test_topk_gradients(k, as_sparse):
     assert not as_sparse or bool((params[0].grad.values() != 0).any(1).all())
 
 
-def test_b4_74_79_80_83_ties_global_choice_magnitude_and_exactly_k():
-    """pytorch#74: lowest first; grace#9: over all layers; pfl-research#65: by magnitude; a threshold took 10000 for k = 10."""
+def test_b5_74_79_80_83_ties_global_choice_magnitude_and_exactly_k():
+    """pytorch#88227: lowest first; grace#9: over all layers; pfl-research#65: by magnitude; a threshold took 10000 for k = 10."""
     params = [nn.Parameter(torch.zeros(1000)) for _ in range(10)]
     for p in params:
         p.grad = torch.ones(1000)
@@ -76,7 +76,7 @@ def test_b4_74_79_80_83_ties_global_choice_magnitude_and_exactly_k():
     assert params[1].grad[:3].tolist() == [-5, 0, 0] and not params[0].grad.any()
 
 
-def test_b4_75_nan_and_infinity_do_not_spread():
+def test_b5_75_nan_and_infinity_do_not_spread():
     weight = nn.Parameter(torch.zeros(4))
     weight.grad = torch.tensor([float("inf"), float("nan"), 1.0, float("-inf")])
     topk_gradients_(weight, 1)
@@ -86,7 +86,7 @@ def test_b4_75_nan_and_infinity_do_not_spread():
 @pytest.mark.parametrize(
     "arguments", [{}, {"k": 1, "ratio": 0.1}, {"k": -1}, {"k": 46}, {"k": 1.0}, {"ratio": 1.5}, {"ratio": -0.1}]
 )
-def test_b4_76_bad_k(arguments):
+def test_b5_76_bad_k(arguments):
     params = parameters()
     set_gradients(params, 0)
     before = [p.grad for p in params]
@@ -142,7 +142,7 @@ def test_steps_follow_the_formula(options, as_sparse):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_b4_85_residual_is_accumulated_minus_applied(dtype):
+def test_b5_85_residual_is_accumulated_minus_applied(dtype):
     """powersgd#3, grace#19: nothing is lost, not even what rounding to 16 bits takes; and gradients stay the caller's."""
     params = parameters(dtype)
     optimizer = TopK(torch.optim.SGD(params, lr=0.0), k=6)
