@@ -130,8 +130,8 @@ def adapter_of(x: Any, name: str) -> Adapter:
 
 def import_array(x: Any, name: str) -> Raw:
     """x as a NumPy array on the same memory (lists and scalars become arrays as NumPy would have it)."""
-    if type(x) is np.ndarray:  # the common case, made short
-        return Raw(*_numpy.to_numpy(x), _numpy, x)
+    if type(x) is np.ndarray and (dtype := _name(x.dtype)) != "bfloat16":  # the common case, made short
+        return Raw(x, dtype, _numpy, x)
     adapter = adapter_of(x, name)
     device = adapter.device(x)
     if device != "cpu":
@@ -144,7 +144,7 @@ def same_library(raws: Sequence[Raw], names: Sequence[str]) -> Adapter:
     """The one adapter of all these arrays; TypeError where libraries are mixed."""
     first = raws[0].adapter
     for raw, name in zip(raws, names, strict=True):
-        if raw.adapter.library != first.library:
+        if raw.adapter is not first and raw.adapter.library != first.library:
             raise TypeError(
                 f"arrays of one call must come from one library: {names[0]} is {first.library}, {name} is {raw.adapter.library}"
             )

@@ -73,9 +73,13 @@ def topk(
     out = []
     for raw, chosen in zip(raws, positions, strict=True):
         a = raw.array
-        where = _unravel(chosen, a.shape)
-        values = np.ascontiguousarray(a[where] if a.ndim else a.reshape(1)[chosen], a.dtype.newbyteorder("="))
-        indices = np.array(where, np.int64).reshape(a.ndim, chosen.size)
+        if a.flags.c_contiguous:
+            values = a.reshape(-1).take(chosen)
+            indices = chosen[None] if a.ndim == 1 else _unravel(chosen, a.shape)
+        else:  # whose flat form would be a copy of it all
+            indices = _unravel(chosen, a.shape)
+            values = a[tuple(indices)]
+        values = _validate.native(values)
         if sorted:
             order = _by_magnitude(values, raw.dtype)
             values, indices = values[order], np.ascontiguousarray(indices[:, order])
@@ -204,7 +208,8 @@ def _by_magnitude(values: Array, dtype: str) -> Array:
     return np.lexsort((-np.where(is_nan, 0, absolute), ~is_nan))
 
 
-def _unravel(positions: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
-    if positions.size == 0 or len(shape) < 2:
-        return tuple(positions for _ in shape)
-    return np.unravel_index(positions, shape)
+def _unravel(positions: Index, shape: tuple[int, ...]) -> Index:
+    """Coordinates of flat positions, (ndim, k)."""
+    if positions.size == 0 or not shape:  # where NumPy refuses
+        return np.empty((len(shape), positions.size), np.int64)
+    return np.array(np.unravel_index(positions, shape), np.int64)

@@ -1,6 +1,6 @@
 """topk: guess a threshold from a sample, keep what reaches it in one filtering pass, and select exactly among that.
 
-Where the guess fails (ties, constant or adversarial input), the exact threshold comes from histograms of the magnitude's bits.
+Where the guess fails (ties, constant or adversarial input), all of it is counted: ``_topk_exact``.
 """
 
 import math
@@ -14,63 +14,55 @@ from numpy.typing import NDArray
 from sparsekit_numba import _pool
 from sparsekit_numba._jit import inlined, kernel
 from sparsekit_numba._scratch import Scratch
+from sparsekit_numba._topk_exact import (
+    FLOAT,
+    INFINITY,
+    SIGNED,
+    UNSIGNED,
+    Found,
+    Order,
+    Piece,
+    count,
+    digit_of,
+    magnitude,
+    select_by_count,
+    write,
+)
 
 Array = NDArray[Any]
 Index = NDArray[np.int64]
 
-_LINES, _LINE = 4096, 8  # the sample: so many places, so many neighbours at each; more where k is large
+_LINES, _LINE = (1 << 10, 1 << 12), 8  # the sample: from so many to so many places, so many neighbours at each
 _PIECE = 1 << 18  # elements that one kernel call looks at
 _CHUNK = 1 << 12  # elements that the filter flags together, in the first-level cache
 _MANY = 0.001  # where more than this share of the elements is wanted, a larger sample saves more than it costs
 _SMALL = 1 << 12  # one array of up to so many elements goes a short way, for the calls around kernels would cost most
-_DIGIT = 16  # bits of the magnitude that one histogram pass decides
-
-_UNSIGNED, _SIGNED, _FLOAT = 0, 1, 2
-_INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000, "float64": 0x7FF0000000000000}
-
-
-class _Order(NamedTuple):
-    """How the bits of a dtype become a magnitude, as the kernels want to be told."""
-
-    sort: int
-    all_but_sign: np.uint64
-    infinity: np.uint64
-
-
-class _Piece(NamedTuple):
-    array: int
-    lo: int
-    hi: int
-
-
-class _Found(NamedTuple):
-    """Positions, ascending array by array; those of array i are ``positions[bounds[i]:bounds[i + 1]]``."""
-
-    positions: Index
-    bounds: Index
+_FINE = 12  # bits that one histogram pass over the candidates decides
+_FEW = 1 << 15  # so many candidates are settled sooner than a second thread wakes
 
 
 def topk(arrays: Sequence[Array], k: int, *, dtype: str) -> list[Index]:
     raw = [a.view(f"u{a.itemsize}") for a in arrays]
     bits = 8 * raw[0].itemsize
-    sort = _FLOAT if dtype in _INFINITY else _UNSIGNED if dtype[0] in "bu" else _SIGNED
-    order = _Order(sort, np.uint64(2 ** (bits - 1) - 1), np.uint64(_INFINITY.get(dtype, 0)))
+    sort = FLOAT if dtype in INFINITY else UNSIGNED if dtype[0] in "bu" else SIGNED
+    order = Order(sort, np.uint64(2 ** (bits - 1) - 1), np.uint64(INFINITY.get(dtype, 0)))
     if len(raw) == 1 and raw[0].size <= _SMALL:
         return [_select_small(raw[0], k, order)]
     shares = _shares(raw)
-    threshold = _guess(raw, k, order)
+    sample = _draw(raw, k, order)
+    threshold = _guess(sample, k, sum(a.size for a in raw))
     with Scratch() as scratch:
         found = None if threshold is None else _select_by_filter(raw, shares, k, threshold, order, scratch)
     if found is None:
-        found = _select_by_histogram(raw, shares, k, bits, order)
+        found = select_by_count(raw, shares, k, sample, bits, order)
     return [found.positions[lo:hi] for lo, hi in zip(found.bounds[:-1], found.bounds[1:], strict=True)]
 
 
-def _select_small(a: Array, k: int, order: _Order) -> Index:
+def _select_small(a: Array, k: int, order: Order) -> Index:
     magnitudes = _magnitudes(a, *order)
     last = np.partition(magnitudes, a.size - k)[a.size - k]
     positions = np.empty(k, np.int64)
-    _write(a, 0, a.size, np.uint64(last), k - np.count_nonzero(magnitudes > last), *order, positions)
+    write(a, 0, a.size, np.uint64(last), k - np.count_nonzero(magnitudes > last), *order, positions)
     return positions
 
 
@@ -82,9 +74,9 @@ def _magnitudes(a: Any, sort: Any, all_but_sign: Any, infinity: Any) -> Any:
     return out
 
 
-def _shares(raw: Sequence[Array]) -> list[list[_Piece]]:
+def _shares(raw: Sequence[Array]) -> list[list[Piece]]:
     """The arrays cut into pieces, in order, and the pieces shared out to the threads."""
-    pieces = [_Piece(i, lo, min(lo + _PIECE, a.size)) for i, a in enumerate(raw) for lo in range(0, a.size, _PIECE)]
+    pieces = [Piece(i, lo, min(lo + _PIECE, a.size)) for i, a in enumerate(raw) for lo in range(0, a.size, _PIECE)]
     ends = np.cumsum([p.hi - p.lo for p in pieces])
     cuts = [int(np.searchsorted(ends, hi)) + 1 for _, hi in _pool.ranges(int(ends[-1]), 1 << 16)]
     shares = [pieces[first:last] for first, last in zip([0, *cuts[:-1]], cuts, strict=True)]
@@ -92,24 +84,13 @@ def _shares(raw: Sequence[Array]) -> list[list[_Piece]]:
 
 
 @inlined
-def magnitude(x: Any, sort: Any, all_but_sign: Any, infinity: Any) -> Any:
-    """Unsigned integers that compare as magnitudes do: -0.0 as 0.0, all NaN alike and above infinity, int8 -128 as 128."""
-    bits = np.uint64(x)
-    if sort == _FLOAT:
-        return min(bits & all_but_sign, infinity + np.uint64(1))
-    if sort == _SIGNED and bits > all_but_sign:
-        return all_but_sign + all_but_sign + np.uint64(2) - bits
-    return bits
-
-
-@inlined
 def _flag(block: Any, threshold: Any, sort: Any, mask: Any, flags: Any) -> None:
     """Which magnitudes of a block reach the threshold; in its own dtype, one loop a sort, for vectors."""
     own = block.dtype.type
-    if sort == _FLOAT:  # NaN need not be made alike: each is above infinity
+    if sort == FLOAT:  # NaN need not be made alike: each is above infinity
         for i in range(np.uint64(block.size)):
             flags[i] = own(block[i] & mask) >= threshold
-    elif sort == _SIGNED:
+    elif sort == SIGNED:
         for i in range(np.uint64(block.size)):
             x = block[i]
             flags[i] = own(own(~x) + own(1) if x > mask else x) >= threshold
@@ -118,68 +99,108 @@ def _flag(block: Any, threshold: Any, sort: Any, mask: Any, flags: Any) -> None:
             flags[i] = block[i] >= threshold
 
 
-def _guess(raw: Sequence[Array], k: int, order: _Order) -> np.uint64 | None:
-    """A magnitude that at least k entries reach, and not many more; None where that cannot be had from a sample."""
+def _draw(raw: Sequence[Array], k: int, order: Order) -> Array:
+    """A sample of the magnitudes; none where it would not be much smaller than the whole."""
     n = sum(a.size for a in raw)
-    if n <= _LINES * _LINE:
+    lines = max(_LINES[0], min(_LINES[1], n >> 10)) * (1 if k <= _MANY * n else 2)
+    if n <= 4 * lines * _LINE:
+        return np.empty(0, raw[0].dtype)
+    ends = np.cumsum([a.size for a in raw]).tolist()
+    return np.concatenate([_sample(a, end - a.size, n // lines, *order) for a, end in zip(raw, ends, strict=True) if a.size])
+
+
+def _guess(sample: Array, k: int, n: int) -> np.uint64 | None:
+    """A magnitude that at least k of n entries reach, and not many more; None where that cannot be had from the sample."""
+    if not sample.size:
         return np.uint64(0)
-    if k > n // 2:
-        return None
-    drawn = np.sort(np.random.default_rng(0).integers(0, n, _LINES if k <= _MANY * n else 2 * _LINES))
-    ends = np.cumsum([a.size for a in raw])
-    cuts = np.searchsorted(drawn, ends).tolist()
-    lines = zip(raw, ends.tolist(), [0, *cuts[:-1]], cuts, strict=True)
-    sample = np.concatenate([_sample(a, drawn[i:j] - (end - a.size), *order) for a, end, i, j in lines if i < j])
     expected = sample.size * k / n
     rank = math.ceil(expected + 4 * math.sqrt(expected * _LINE / 2) + 8)  # neighbours may be alike: a wider margin
-    if rank >= sample.size:
+    if k > n // 2 or rank >= sample.size:
         return None
     sample.partition(sample.size - rank)
     threshold = sample[sample.size - rank]
-    return np.uint64(threshold) if threshold else None  # all zeros reach 0: ties for the histogram
+    return np.uint64(threshold) if threshold else None  # all reach 0, and most may be 0
 
 
 @kernel
-def _sample(a: Any, starts: Any, sort: Any, all_but_sign: Any, infinity: Any) -> Any:
-    """The magnitudes of a line of neighbours from each start; a line ends where the array does."""
-    out, n = np.empty(starts.size * _LINE, a.dtype), 0
-    for start in starts:
-        for i in range(start, min(start + _LINE, a.size)):
-            out[n] = magnitude(a[i], sort, all_but_sign, infinity)
-            n += 1
+def _sample(a: Any, base: Any, stride: Any, sort: Any, all_but_sign: Any, infinity: Any) -> Any:
+    """The magnitudes of a line of neighbours somewhere in each stride of the whole, of which ``a`` begins at ``base``."""
+    first, last = base // stride, (base + a.size - 1) // stride
+    out, n = np.empty((last - first + 1) * _LINE, a.dtype), 0
+    for number in range(first, last + 1):
+        hashed = np.uint64(number) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)  # Fibonacci hashing
+        start = number * stride + np.int64(hashed * np.uint64(stride) >> np.uint64(32)) - base
+        if start >= 0:
+            for i in range(start, min(start + _LINE, a.size)):  # a line ends where the array does
+                out[n] = magnitude(a[i], sort, all_but_sign, infinity)
+                n += 1
     return out[:n]
 
 
 def _select_by_filter(
-    raw: Sequence[Array], shares: list[list[_Piece]], k: int, threshold: np.uint64, order: _Order, scratch: Scratch
-) -> _Found | None:
+    raw: Sequence[Array], shares: list[list[Piece]], k: int, threshold: np.uint64, order: Order, scratch: Scratch
+) -> Found | None:
     """Exact, if k entries reach the threshold and not far too many; else None."""
     n = sum(a.size for a in raw)
     limit = n if not threshold else min(n, 2 * k + (1 << 16))
     results = _pool.run([partial(_filter_share, raw, share, k / n, limit, threshold, order, scratch) for share in shares])
     if any(result is None for result in results):
         return None
-    magnitudes = np.concatenate([r.magnitudes for r in results])
-    if not k <= magnitudes.size <= limit:
+    total = sum(r.magnitudes.size for r in results)
+    if not k <= total <= limit:
         return None
-    magnitudes.partition(magnitudes.size - k)
-    last = magnitudes[magnitudes.size - k]
-    quota = k - np.count_nonzero(magnitudes > last)
-    kept = np.empty(k, np.int64)
-    bounds = np.zeros(len(raw) + 1, np.int64)
-    filled = 0
-    for share, result in zip(shares, results, strict=True):
+    run = _pool.run if total > _FEW else _one_by_one
+    last, wanted = _kth([r.magnitudes for r in results], k, int(threshold))
+    counted = run([partial(count, r.magnitudes, 0, r.magnitudes.size, last, UNSIGNED, last, last) for r in results])
+    larger, ties = np.array(counted, np.int64).T
+    quota = np.clip(wanted - (np.cumsum(ties) - ties), 0, ties)  # earlier shares first
+    sizes = larger + quota
+    kept, per_array = np.empty(k, np.int64), np.zeros((len(shares), len(raw) + 1), np.int64)
+    tasks = []
+    for share, result, n_ties, end, size, row in zip(shares, results, quota, np.cumsum(sizes), sizes, per_array, strict=True):
         bases = np.array([(p.array, p.lo) for p in share], np.int64)
-        filled, quota = _keep(*result, bases, last, quota, kept, filled, bounds)
-    return _Found(kept, np.cumsum(bounds))
+        tasks.append(partial(_keep, *result, bases, last, n_ties, kept[end - size : end], row))
+    run(tasks)
+    return Found(kept, np.cumsum(per_array.sum(axis=0)))
+
+
+def _one_by_one(tasks: Sequence[_pool.Task]) -> list[Any]:
+    return [task() for task in tasks]
+
+
+def _kth(parts: list[Array], k: int, low: int) -> tuple[np.uint64, int]:
+    """The k-th largest of some magnitudes >= low, and how many of its equals are among the k."""
+    if sum(part.size for part in parts) <= _FEW:
+        together = np.concatenate(parts)
+        together.partition(together.size - k)
+        last = together[together.size - k]
+        return np.uint64(last), k - int(np.count_nonzero(together > last))
+    high = max(int(part.max()) for part in parts if part.size)
+    while True:
+        shift = max(0, (high - low).bit_length() - _FINE)
+        histograms = _pool.run([partial(_spread, part, np.uint64(low), np.uint64(high), np.uint64(shift)) for part in parts])
+        digit, k = digit_of(k, histograms)
+        low += digit << shift
+        if not shift:
+            return np.uint64(low), k
+        high = min(high, low + (1 << shift) - 1)
 
 
 @kernel
-def _keep(
-    positions: Any, magnitudes: Any, ends: Any, bases: Any, last: Any, quota: Any, kept: Any, filled: Any, per_array: Any
-) -> Any:
-    """Append the positions of what is larger than ``last``, and of the first ``quota`` that equal it; (filled, quota) after."""
-    begin, one = 0, np.uint64(1)
+def _spread(magnitudes: Any, low: Any, high: Any, shift: Any) -> Any:
+    """How many from low to high lie in each 2**shift of them."""
+    counts = np.zeros(1 << _FINE, np.int64)
+    for i in range(np.uint64(magnitudes.size)):
+        m = np.uint64(magnitudes[i])
+        if low <= m <= high:
+            counts[(m - low) >> shift] += 1
+    return counts
+
+
+@kernel
+def _keep(positions: Any, magnitudes: Any, ends: Any, bases: Any, last: Any, quota: Any, kept: Any, per_array: Any) -> None:
+    """The positions of what is larger than ``last``, and of the first ``quota`` that equal it; how many more of each array."""
+    begin, filled, one = 0, 0, np.uint64(1)
     for piece in range(ends.size):
         base, before = bases[piece, 1], filled
         for i in range(np.uint64(begin), np.uint64(ends[piece])):
@@ -191,7 +212,6 @@ def _keep(
                     filled += 1
         per_array[np.uint64(bases[piece, 0]) + one] += filled - before
         begin = ends[piece]
-    return filled, quota
 
 
 class _Candidates(NamedTuple):
@@ -203,7 +223,7 @@ class _Candidates(NamedTuple):
 
 
 def _filter_share(
-    raw: Sequence[Array], share: list[_Piece], density: float, limit: int, threshold: np.uint64, order: _Order, scratch: Scratch
+    raw: Sequence[Array], share: list[Piece], density: float, limit: int, threshold: np.uint64, order: Order, scratch: Scratch
 ) -> _Candidates | None:
     """None beyond the limit."""
     total = sum(p.hi - p.lo for p in share)
@@ -269,79 +289,3 @@ def _filter(
                 magnitudes[n] = magnitude(a[start + i], sort, all_but_sign, infinity)
                 n += np.uint64(flags[i]) & one
     return hi, np.int64(n)
-
-
-def _select_by_histogram(raw: Sequence[Array], shares: list[list[_Piece]], k: int, bits: int, order: _Order) -> _Found:
-    """Exact for any input: 16 bits of the k-th magnitude a pass, then a pass that counts and one that writes."""
-    prefix, wanted = 0, k  # the wanted-th largest among the magnitudes that begin with prefix
-    for shift in range(max(0, bits - _DIGIT), -1, -_DIGIT):
-        histograms = _pool.run([partial(_count_digits, raw, share, shift, prefix, order) for share in shares])
-        from_top = np.cumsum(np.sum(histograms, axis=0)[::-1])
-        rank = int(np.searchsorted(from_top, wanted))
-        wanted -= int(from_top[rank - 1]) if rank else 0
-        prefix = prefix << _DIGIT | (from_top.size - 1 - rank)
-    last = np.uint64(prefix)
-    pieces = [piece for share in shares for piece in share]
-    counted = _pool.run([partial(_count_pieces, raw, share, last, order) for share in shares])
-    larger, ties = np.array([c for share in counted for c in share], np.int64).T
-    quota = np.clip(wanted - (np.cumsum(ties) - ties), 0, ties)  # earlier pieces first
-    ends = np.cumsum(larger + quota)
-    positions = np.empty(k, np.int64)
-    jobs = iter(zip(pieces, quota.tolist(), (ends - larger - quota).tolist(), ends.tolist(), strict=True))
-    _pool.run([partial(_write_share, raw, [next(jobs) for _ in share], last, order, positions) for share in shares])
-    per_array = np.zeros(len(raw) + 1, np.int64)
-    np.add.at(per_array, [p.array + 1 for p in pieces], larger + quota)
-    return _Found(positions, np.cumsum(per_array))
-
-
-def _count_digits(raw: Sequence[Array], share: list[_Piece], shift: int, prefix: int, order: _Order) -> Index:
-    counts = np.zeros(1 << _DIGIT, np.int64)
-    for array, lo, hi in share:
-        _histogram(raw[array], lo, hi, np.uint64(shift), np.uint64(prefix), *order, counts)
-    return counts
-
-
-@kernel
-def _histogram(
-    a: Any, lo: Any, hi: Any, shift: Any, prefix: Any, sort: Any, all_but_sign: Any, infinity: Any, counts: Any
-) -> None:
-    for i in range(np.uint64(lo), np.uint64(hi)):
-        rest = magnitude(a[i], sort, all_but_sign, infinity) >> shift
-        if rest >> np.uint64(_DIGIT) == prefix:
-            counts[rest & np.uint64((1 << _DIGIT) - 1)] += 1
-
-
-def _count_pieces(raw: Sequence[Array], share: list[_Piece], last: np.uint64, order: _Order) -> list[tuple[int, int]]:
-    return [_count(raw[array], lo, hi, last, *order) for array, lo, hi in share]
-
-
-@kernel
-def _count(a: Any, lo: Any, hi: Any, last: Any, sort: Any, all_but_sign: Any, infinity: Any) -> Any:
-    larger, ties = 0, 0
-    for i in range(np.uint64(lo), np.uint64(hi)):
-        m = magnitude(a[i], sort, all_but_sign, infinity)
-        larger += m > last
-        ties += m == last
-    return larger, ties
-
-
-def _write_share(
-    raw: Sequence[Array], jobs: list[tuple[_Piece, int, int, int]], last: np.uint64, order: _Order, positions: Index
-) -> None:
-    for (array, lo, hi), quota, begin, end in jobs:
-        if end > begin:
-            _write(raw[array], lo, hi, last, quota, *order, positions[begin:end])
-
-
-@kernel
-def _write(a: Any, lo: Any, hi: Any, last: Any, quota: Any, sort: Any, all_but_sign: Any, infinity: Any, out: Any) -> None:
-    """Positions of what is larger than ``last``, and of the first ``quota`` that equal it."""
-    filled = 0
-    for i in range(lo, hi):
-        m = magnitude(a[i], sort, all_but_sign, infinity)
-        if m > last or (m == last and quota > 0):
-            quota -= m == last
-            out[filled] = i
-            filled += 1
-            if filled == out.size:
-                return
