@@ -350,8 +350,8 @@ def _groups_in_order(indices: Index, order: Array | None, parts: list[tuple[int,
     starts[-1] = nnz
     _pool.run(
         [
-            partial(_write_changes, indices, order, first, lo, hi, starts, out_indices)
-            for first, (lo, hi) in zip(firsts[:-1], parts, strict=True)
+            partial(_write_changes, indices, order, first, end, lo, hi, starts, out_indices)
+            for (first, end), (lo, hi) in zip(itertools.pairwise(firsts), parts, strict=True)
         ]
     )
     return Groups(out_indices, starts, order)
@@ -378,10 +378,12 @@ def _count_changes(indices: Any, order: Any, lo: Any, hi: Any) -> Any:
 
 
 @kernel
-def _write_changes(indices: Any, order: Any, first: Any, lo: Any, hi: Any, starts: Any, out_indices: Any) -> None:
-    """starts and coordinates of the groups that begin in [lo, hi); the first of them has number ``first``."""
+def _write_changes(indices: Any, order: Any, first: Any, end: Any, lo: Any, hi: Any, starts: Any, out_indices: Any) -> None:
+    """starts and coordinates of the groups that begin in [lo, hi), which have the numbers first <= s < end."""
     s = np.uint64(first)
     for i in range(np.uint64(lo), np.uint64(hi)):
+        if s == np.uint64(end):  # few groups, found at once
+            return
         if _is_change(indices, order, i):
             starts[s] = i
             for axis in range(indices.shape[0]):
