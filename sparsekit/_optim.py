@@ -1,165 +1,83 @@
-"""Optimizer steps on arrays: checks and scalars here, the arithmetic in the backend."""
+"""What the optimizer steps share: checks of arrays and modes, tables for the backend, the history of the lazy modes."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from sparsekit import _validate
 from sparsekit._dlpack import Raw, import_array, same_library
-from sparsekit._protocol import Array, Index
-from sparsekit._registry import select
+from sparsekit._protocol import Array, Index, Modes
+
+WEIGHT_DECAY_MODES = ("l2", "decoupled", "decoupled_lazy")
+MOMENTS = ("masked", "decayed", "exact")
+ROUNDINGS = ("nearest", "stochastic")
+_MASK64 = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+Raws = dict[str, Raw]
 
 
-def sparse_adam_step(
-    param: Any,
-    exp_avg: Any,
-    exp_avg_sq: Any,
-    indices: Any,
-    values: Any,
-    *,
-    step: int,
-    lr: float = 1e-3,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    maximize: bool = False,
-    check: bool = True,
-    backend: str | None = None,
-) -> None:
-    """One Adam step on the rows that a sparse gradient names, in place; all other rows stay bit-identical.
-
-    Parameters
-    ----------
-    param : array, (*sparse_shape, *dense_shape)
-        float16, bfloat16, float32 or float64; updated. May be a ``numpy.memmap``, and need not be contiguous.
-    exp_avg, exp_avg_sq : array, same shape
-        First and second moment, updated. float64 for a float64 param, else float32.
-    indices : integer array, (sparse_ndim, nnz) or (nnz,)
-        Coordinates of the gradient's rows; duplicates are summed first, then update once.
-    values : array, (nnz, *dense_shape)
-        The gradient, of param's dtype.
-    step : int
-        The number of this step, from 1, for the bias correction.
-    lr : float
-        Learning rate, >= 0 (a 1-element array or tensor will do).
-    betas : (float, float)
-        Decay of the moments, each in [0, 1).
-    eps : float
-        Added to the root of the second moment, >= 0.
-    weight_decay : float
-        L2 penalty on the touched rows: ``g += weight_decay * param``, as in torch.optim.Adam.
-    maximize : bool
-        Ascend instead of descend.
-    check : bool
-        Check that every index lies in its dimension. Without, an index out of range is an error or writes to another row.
-    backend : str, optional
-        See ``use_backend``.
-
-    Returns
-    -------
-    None
-
-    Raises
-    ------
-    IndexError
-        An index out of range; names the dimension, the position and the value.
-    ValueError
-        Shapes that do not fit; a hyper-parameter out of range; an array to be updated is read-only, overlaps itself (zero
-        strides) or another one.
-    TypeError
-        Wrong dtypes; arrays of several libraries.
-        In every case nothing has been written.
-
-    Notes
-    -----
-    Cost: reads the gradient once, reads and writes the touched rows of the three arrays once; extra memory O(nnz + width) (for
-    arrays that are not C-contiguous: a copy of the touched rows).
-    Determinism: same bits from run to run, for any number of threads and on every backend.
-    Source: Kingma and Ba 2015, with the masked moments of torch.optim.SparseAdam, which it equals by default.
-
-    Examples
-    --------
-    >>> import numpy as np, sparsekit
-    >>> param, m, v = np.zeros(5), np.zeros(5), np.zeros(5)
-    >>> sparsekit.sparse_adam_step(param, m, v, np.array([1, 4]), np.array([5.0, 9.0]), step=1, lr=0.1)
-    >>> param.round(4)
-    array([ 0. , -0.1,  0. ,  0. , -0.1])
-    """
-    raws = [
-        import_array(x, name)
-        for x, name in (
-            (param, "param"),
-            (exp_avg, "exp_avg"),
-            (exp_avg_sq, "exp_avg_sq"),
-            (values, "values"),
-            (indices, "indices"),
-        )
-    ]
-    same_library(raws, ("param", "exp_avg", "exp_avg_sq", "values", "indices"))
-    outputs, values_raw = raws[:3], raws[3]
-    _check_arrays(outputs, values_raw)
-    idx = _validate.as_indices(raws[4])
-    dims = _check_layout(outputs[0].array.shape, idx, values_raw.array)
-    step_size, beta1, beta2, floats = _scalars(step, lr, betas, eps, weight_decay)
-    served_by = select(backend)
-    as_they_are = all(_is_table(out.array) for out in outputs)
-    if check and not (len(dims) == 1 and as_they_are and values_raw.array.size):  # else the backend looks, in a pass of its own
-        _validate.check_index_range(idx, dims)
-
-    rows = _flat_rows(idx, dims)
-    gradient = _validate.native(values_raw.array).reshape(rows.size, math.prod(values_raw.array.shape[1:]))
-    if any(np.may_share_memory(gradient, out.array) for out in outputs):
-        gradient = gradient.copy()
-    if not gradient.size:
-        return
-    tables, write_back = _as_tables([out.array for out in outputs], len(dims), rows)
-    if write_back is not None:
-        touched, rows = write_back
-    done = served_by.sparse_adam_step(
-        tables[0],
-        tables[1],
-        tables[2],
-        rows,
-        gradient,
-        dtype=values_raw.dtype,
-        step_size=step_size,
-        beta1=beta1,
-        beta2=beta2,
-        maximize=bool(maximize),
-        **floats,
-    )
-    if not done:
-        _validate.check_index_range(idx, dims)
-        raise RuntimeError("the backend reports an index out of range, but every index lies in its dimension")
-    if write_back is not None:
-        where = np.unravel_index(touched, dims) if dims else ...
-        for out, table in zip(outputs, tables, strict=True):
-            out.array[where] = table.reshape(out.array[where].shape)
-    for out in outputs:
-        out.adapter.wrote(out.source)
+def import_arrays(arrays: dict[str, Any]) -> Raws:
+    """The arrays by name, of one library; None means not given."""
+    raws = {name: import_array(x, name) for name, x in arrays.items() if x is not None}
+    same_library(list(raws.values()), list(raws))
+    return raws
 
 
-def _check_arrays(outputs: list[Raw], values: Raw) -> None:
-    param, names = outputs[0], ("param", "exp_avg", "exp_avg_sq")
+def check_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_given(value: Any, name: str, needed: bool, when: str) -> None:
+    """An argument that a mode needs must be there, and one that no mode in use needs must not."""
+    if needed and value is None:
+        raise ValueError(f"{name} must be given {when}, got None")
+    if not needed and value is not None:
+        raise ValueError(f"{name} is used only {when}; expected None, got {type(value).__name__}")
+
+
+def check_modes(weight_decay_mode: Any, moments: Any, last_step: Any, history: Any, rounding: Any, seed: Any) -> None:
+    """Names of modes, and that what they need is given and nothing else."""
+    check_choice(weight_decay_mode, "weight_decay_mode", WEIGHT_DECAY_MODES)
+    check_choice(moments, "moments", MOMENTS)
+    check_choice(rounding, "rounding", ROUNDINGS)
+    lazy = weight_decay_mode == "decoupled_lazy"
+    when = 'with weight_decay_mode="decoupled_lazy"'
+    check_given(last_step, "last_step", lazy or moments != "masked", f'{when} or moments="decayed" or "exact"')
+    check_given(history, "history", lazy or moments == "exact", f'{when} or moments="exact"')
+    check_given(seed, "seed", rounding == "stochastic", 'with rounding="stochastic"')
+
+
+def check_param(param: Raw, values: Raw | None) -> None:
     if param.dtype not in _validate.REAL_FLOATS:
         raise TypeError(f"param must have a real float dtype ({', '.join(_validate.REAL_FLOATS)}), got {param.dtype}")
-    if values.dtype != param.dtype:
+    if values is not None and values.dtype != param.dtype:
         raise TypeError(f"values must have param's dtype {param.dtype}, got {values.dtype}")
-    state = "float64" if param.dtype == "float64" else "float32"
-    for out, name in zip(outputs, names, strict=True):
-        _validate.check_output(out, name)
-        if out is not param and out.dtype != state:
-            raise TypeError(f"{name} must have dtype {state} for a {param.dtype} param, got {out.dtype}")
-        if out.array.shape != param.array.shape:
-            raise ValueError(f"{name} must have param's shape {param.array.shape}, got {out.array.shape}")
-    for i, j in ((0, 1), (0, 2), (1, 2)):
-        # Bounds first: they decide nearly always. Exact for strided views that interleave.
-        if np.may_share_memory(outputs[i].array, outputs[j].array) and np.shares_memory(outputs[i].array, outputs[j].array):
-            raise ValueError(f"{names[i]} and {names[j]} must not share memory; each is updated in place")
 
 
-def _check_layout(shape: tuple[int, ...], idx: Array, values: Array) -> tuple[int, ...]:
+def default_state(param: Raw) -> str:
+    return "float64" if param.dtype == "float64" else "float32"
+
+
+def check_states(raws: Raws, names: tuple[str, ...]) -> None:
+    """Dtypes of moments: as the first, which may be any real float for a param of at most 32 bits."""
+    param = raws["param"]
+    for name in names:
+        if name not in raws:
+            continue
+        dtype, first = raws[name].dtype, raws[names[0]].dtype
+        if param.dtype == "float64" and dtype != "float64":
+            raise TypeError(f"{name} must have dtype float64 for a float64 param, got {dtype}")
+        if dtype not in _validate.REAL_FLOATS:
+            raise TypeError(f"{name} must have a real float dtype ({', '.join(_validate.REAL_FLOATS)}), got {dtype}")
+        if dtype != first:
+            raise TypeError(f"{name} must have the dtype of {names[0]}, {first} (float32 by default), got {dtype}")
+
+
+def check_gradient(shape: tuple[int, ...], idx: Array, values: Array) -> tuple[int, ...]:
     """The sparse dimensions of param, after checking that indices and values fit it."""
     sparse_ndim, nnz = idx.shape
     if values.ndim < 1 or values.shape[0] != nnz:
@@ -174,19 +92,157 @@ def _check_layout(shape: tuple[int, ...], idx: Array, values: Array) -> tuple[in
     return shape[:sparse_ndim]
 
 
-def _scalars(step: Any, lr: Any, betas: Any, eps: Any, weight_decay: Any) -> tuple[float, float, float, dict[str, float]]:
+def dims_of_last_step(outputs: Raws) -> tuple[int, ...]:
+    """The sparse dimensions of param, as a flush learns them."""
+    shape, dims = outputs["param"].array.shape, outputs["last_step"].array.shape
+    if dims != shape[: len(dims)]:
+        raise ValueError(f"last_step must have the shape of the sparse dimensions of param of shape {shape}, got {dims}")
+    return dims
+
+
+def check_outputs(outputs: Raws, dims: tuple[int, ...], row_shaped: tuple[str, ...] = ()) -> None:
+    """Writeable, of param's shape (or, for the names in row_shaped, its sparse dimensions ``dims``), no two sharing memory."""
+    shape = outputs["param"].array.shape
+    for name, out in outputs.items():
+        _validate.check_output(out, name)
+        if name in row_shaped and out.array.shape != dims:
+            raise ValueError(f"{name} must have the shape {dims} of param's sparse dimensions, got {out.array.shape}")
+        if name not in row_shaped and out.array.shape != shape:
+            raise ValueError(f"{name} must have param's shape {shape}, got {out.array.shape}")
+        if name in ("last_step", "row_step") and out.dtype != "int64":
+            raise TypeError(f"{name} must have dtype int64, got {out.dtype}")
+    check_distinct(outputs)
+
+
+def check_distinct(outputs: Raws) -> None:
+    names = list(outputs)
+    for i, one in enumerate(names):
+        for other in names[i + 1 :]:
+            a, b = outputs[one].array, outputs[other].array
+            # Bounds first: they decide nearly always. Exact for strided views that interleave.
+            if np.may_share_memory(a, b) and np.shares_memory(a, b):
+                raise ValueError(f"{one} and {other} must not share memory; each is updated in place")
+
+
+def check_history(history: Raw, step: int, outputs: Raws) -> None:
+    _validate.check_output(history, "history")
+    a = history.array
+    if history.dtype != "float64":
+        raise TypeError(f"history must have dtype float64, got {history.dtype}")
+    if a.ndim != 2 or a.shape[1] != 3:
+        raise ValueError(f"history must have shape (capacity, 3), got {a.shape}")
+    if a.shape[0] < step:
+        raise ValueError(
+            f"history is too small: step {step} needs a capacity of at least {step}, got shape {a.shape}; enlarge it"
+        )
+    if not _is_table(a):
+        raise ValueError("history must be C-contiguous, aligned and in native byte order")
+    check_distinct({**outputs, "history": history})
+
+
+def step_number(step: Any, least: int = 1) -> int:
     t = _validate.integer(step, "step")
-    if t < 1:
-        raise ValueError(f"step must be at least 1 (the number of this step), got {t}")
-    try:
-        beta1, beta2 = betas
-    except (TypeError, ValueError):
-        raise TypeError(f"betas must be a pair of floats, got {betas!r}") from None
-    beta1, beta2 = _validate.scalar(beta1, "betas[0]", 0.0, 1.0), _validate.scalar(beta2, "betas[1]", 0.0, 1.0)
-    rate = _validate.scalar(lr, "lr", 0.0)
-    step_size = rate * math.sqrt(1 - beta2**t) / (1 - beta1**t)
-    rest = {"eps": _validate.scalar(eps, "eps", 0.0), "weight_decay": _validate.scalar(weight_decay, "weight_decay", 0.0)}
-    return step_size, beta1, beta2, rest
+    if t < least:
+        raise ValueError(f"step must be at least {least} (the number of this step), got {t}")
+    return t
+
+
+def decay_factor(weight_decay_mode: str, lr: float, weight_decay: float) -> float:
+    """What a decoupled mode multiplies param by."""
+    if weight_decay_mode == "l2":
+        return 1.0
+    if not lr * weight_decay < 1:
+        raise ValueError(
+            f"lr * weight_decay must be < 1 with weight_decay_mode={weight_decay_mode!r}, got {lr!r} * {weight_decay!r}"
+        )
+    return 1 - lr * weight_decay
+
+
+def _mix(z: int) -> int:
+    """The finaliser of splitmix64."""
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return z ^ (z >> 31)
+
+
+def rounding_keys(seed: Any, step: int, count: int) -> tuple[int, ...] | None:
+    """For each array of a step its own key, all different from one step to the next."""
+    if seed is None:
+        return None
+    key = _mix((_mix((_validate.integer(seed, "seed") + _GOLDEN) & _MASK64) + step * _GOLDEN) & _MASK64)
+    return tuple(_mix((key + (a + 1) * _GOLDEN) & _MASK64) for a in range(count))
+
+
+def write_history(history: Raw, modes: Modes, weight_decay: float) -> None:
+    """The row of this step: lr, the logarithm of all decay so far, the largest lr so far."""
+    t, table = modes.step, history.array
+    decay, largest = (float(table[t - 2, 1]), float(table[t - 2, 2])) if t > 1 else (0.0, 0.0)
+    decay += math.log1p(-modes.lr * weight_decay) if modes.lazy else 0.0
+    table[t - 1] = modes.lr, decay, max(largest, modes.lr)
+    history.adapter.wrote(history.source)
+
+
+def update_rows(
+    outputs: Raws,
+    dims: tuple[int, ...],
+    idx: Array,
+    values: Array,
+    check: bool,
+    call: Callable[[dict[str, Array], Index, Array, Index | None], bool],
+) -> None:
+    """Let ``call(tables, rows, gradient, row_numbers)`` update the rows that idx names; IndexError if it reports one out of range.
+
+    ``row_numbers`` is None unless the tables hold only the touched rows, as copies.
+    """
+    arrays = [out.array for out in outputs.values()]
+    as_they_are = all(map(_is_table, arrays))
+    if check and not (len(dims) == 1 and as_they_are and values.size):  # else the backend looks, in a pass of its own
+        _validate.check_index_range(idx, dims)
+    rows = _flat_rows(idx, dims)
+    gradient = _validate.native(values).reshape(rows.size, math.prod(values.shape[1:]))
+    for a in arrays:
+        if np.may_share_memory(gradient, a):
+            gradient = gradient.copy()
+        if a.dtype == np.int64 and np.may_share_memory(rows, a):
+            rows = rows.copy()
+    if not gradient.size:
+        return
+    touched = None
+    if as_they_are:
+        tables = [_table(a, dims) for a in arrays]
+    else:
+        touched, rows = np.unique(rows, return_inverse=True)
+        where = np.unravel_index(touched, dims) if dims else ...
+        tables = [_table(np.array(a[where], a.dtype.newbyteorder("="), order="C"), (touched.size,)) for a in arrays]
+    if not call(dict(zip(outputs, tables, strict=True)), rows.astype(np.int64, copy=False), gradient, touched):
+        _validate.check_index_range(idx, dims)
+        raise RuntimeError("the backend reports an index out of range, but every index lies in its dimension")
+    if touched is not None:
+        for a, table in zip(arrays, tables, strict=True):
+            a[where] = table.reshape(a[where].shape)
+    for out in outputs.values():
+        out.adapter.wrote(out.source)
+
+
+def update_all(outputs: Raws, dims: tuple[int, ...], call: Callable[[dict[str, Array]], None]) -> None:
+    """Let ``call(tables)`` update all rows; arrays that are no tables go in as copies."""
+    copies = {name: out.array if _is_table(out.array) else _validate.native(out.array) for name, out in outputs.items()}
+    call({name: _table(a, dims) for name, a in copies.items()})
+    for name, out in outputs.items():
+        if copies[name] is not out.array:
+            out.array[...] = copies[name]
+        out.adapter.wrote(out.source)
+
+
+def with_arrays(modes: Modes, tables: dict[str, Array], history: Raw | None, row_numbers: Index | None = None) -> Modes:
+    """The modes with their arrays as the backend takes them."""
+    return modes._replace(
+        max_exp_avg_sq=tables.get("max_exp_avg_sq"),
+        row_step=tables["row_step"].reshape(-1) if "row_step" in tables else None,
+        last_step=tables["last_step"].reshape(-1) if "last_step" in tables else None,
+        history=None if history is None else history.array,
+        row_numbers=row_numbers,
+    )
 
 
 def _flat_rows(idx: Array, dims: tuple[int, ...]) -> Index:
@@ -204,16 +260,6 @@ def _is_table(a: Array) -> bool:
     return bool(a.flags.c_contiguous and a.flags.aligned and a.dtype.isnative)
 
 
-def _as_tables(arrays: list[Array], sparse_ndim: int, rows: Index) -> tuple[list[Array], tuple[Index, Index] | None]:
-    """The arrays as C-contiguous (n, width) views; where one has no such view, the touched rows of all, as copies.
-
-    In the second case also (the touched rows, each gradient row's place among them), for writing back.
-    """
-    shape = arrays[0].shape
-    n, width = math.prod(shape[:sparse_ndim]), math.prod(shape[sparse_ndim:])
-    if all(map(_is_table, arrays)):
-        return [a.reshape(n, width) for a in arrays], None
-    touched, places = np.unique(rows, return_inverse=True)
-    where = np.unravel_index(touched, shape[:sparse_ndim]) if sparse_ndim else ...
-    copies = [np.array(a[where], a.dtype.newbyteorder("="), order="C").reshape(touched.size, width) for a in arrays]
-    return copies, (touched, places.astype(np.int64, copy=False))
+def _table(a: Array, dims: tuple[int, ...]) -> Array:
+    """The C-contiguous a as (rows, width); width 1 where a holds one number a row."""
+    return a.reshape(math.prod(dims), math.prod(a.shape[len(dims) :]))

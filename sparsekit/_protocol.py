@@ -26,10 +26,33 @@ The order of a sum
     integers          their own, wrapping
     bool              logical or / and
     ================  ==================
+
+The optimizers' arithmetic
+    Each function names its order of operations, so that backends agree to the bit. A row is loaded into the arithmetic type T
+    (float64 if the parameter or its states are float64, else float32), updated there, and stored once; scalars are computed in
+    float64, in the order written, and rounded to T where they meet T. No operation is contracted with another. Formulas use
+    only + - * / sqrt, and these two functions of float64, so that no library's own rounding comes in::
+
+        power(x, n):  r = 1; while n: { if n is odd: r = r * x;  x = x * x;  n = n // 2 };  r
+        exponential(x), x <= 0:
+            x = max(x, -800);  n = floor(x * 1.4426950408889634 + 0.5)
+            y = (x - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10
+            s = 1; for i = 13, 12 ... 1: s = 1 + s * y / i
+            s * power(0.5, -n), or 2 * s if n is 1
+
+    16-bit arrays are stored from float32 (T float64 is rounded to float32 first): to nearest even, or, with ``Modes.keys``, at
+    random. Element ``position`` (row * width + column, of the whole table) of array number a draws 64 bits::
+
+        mix(z):  z ^= z >> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >> 27; z *= 0x94D049BB133111EB; z ^ (z >> 31)      (splitmix64)
+        bits = mix(keys[a] + (position + 1) * 0x9E3779B97F4A7C15)                                     (uint64, wrapping)
+
+    bfloat16: the float32's pattern, plus the top 16 of these bits, cut to its upper half. float16 of magnitude below 2**-14:
+    floor(abs(x) * 2**24), one more if the top 24 bits * 2**-24 are below what floor cut off, is the pattern; else the exponent is
+    rebiased, the top 13 bits added and 13 cut off; 65536 and more is infinity. NaN as to nearest.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +62,24 @@ Index = NDArray[np.int64]
 
 BLOCK = 32
 REDUCTIONS = ("sum", "mean", "min", "max", "prod")
+
+
+class Modes(NamedTuple):
+    """How an optimizer step departs from the plain one, and the arrays for that; row arrays are ``(n,)``, updated in place."""
+
+    step: int
+    lr: float  # of this step; after Adagrad's decay of it
+    decay: float  # param is multiplied by this before the update; 1 - lr * weight_decay in the decoupled modes, else 1
+    lazy: bool  # the decay reaches all rows: steps that a row sat out are caught up
+    moments: str  # "masked", "decayed", "exact"
+    state_dtype: str  # as ``dtype``, of the states
+    rowwise: bool = False  # the second moment is (n, 1)
+    keys: tuple[int, ...] | None = None  # for stochastic rounding: one for param and each state, in the order of the arguments
+    max_exp_avg_sq: Array | None = None  # like exp_avg_sq; the last of the keys is its
+    row_step: Index | None = None  # updates that a row's moments went through, for its own bias correction
+    last_step: Index | None = None  # step as of which a row is up to date
+    history: Array | None = None  # (capacity, 3) float64, read only: of step s in row s - 1 (lr, L, largest lr so far)
+    row_numbers: Index | None = None  # where the tables hold some rows of a larger one: their numbers in it, for ``position``
 
 
 class Backend(Protocol):
@@ -95,13 +136,14 @@ class Backend(Protocol):
         eps: float,
         weight_decay: float,
         maximize: bool,
+        modes: Modes | None,
     ) -> bool:
         """Adam on the named rows of ``param`` and its states ``(n, width)``, in place; ``rows`` may repeat.
 
         Returns False, having written nothing, where a row lies outside ``param``; else True.
 
-        ``values (nnz, width)`` has param's dtype, the states the dtype T: float64 for float64, else float32. With every
-        scalar rounded to T first, and in this order of operations, so that backends agree to the bit::
+        ``values (nnz, width)`` has param's dtype. Without modes the states have the dtype T: float64 for float64, else float32.
+        In this order of operations::
 
             g = values summed over equal rows (the tree above, rounded once to param's dtype), widened to T
             g = -g                              if maximize
@@ -110,8 +152,111 @@ class Backend(Protocol):
             v = v + (g * g - v) * (1 - beta2)
             p = p - step_size * (m / (sqrt(v) + eps))
 
-        with 16-bit p rounded to nearest even. Cost: O(nnz log nnz + nnz * width), extra memory O(nnz + width).
+        With modes, for each row::
+
+            catch up to step - 1 (below)
+            g as above
+            p = p * decay
+            m as above;  v = v + (q - v) * (1 - beta2), where q = g * g, or, if rowwise, the sum over the row of g * g, in float64
+                and by the tree, divided by width (in float64)
+            w = v, or max_exp_avg_sq = w = the larger of it and v (NaN wins)
+            p = p - size * (m / (sqrt(w) + e))
+            last_step = step; row_step = k
+
+        where k = row_step + 1, with row_step: size = lr * sqrt(1 - b2) / (1 - b1), b1 = power(beta1, k), b2 = power(beta2, k);
+        without: size = step_size, b2 = power(beta2, step). e = eps * sqrt(1 - b2) if moments is "exact", else eps.
+
+        To catch up to ``end``, from last = last_step clamped to [0, end], with n = end - last > 0, L(s) = history[s - 1, 1],
+        L(0) = 0::
+
+            "masked":   p = p * exponential(L(end) - L(last))         if lazy, here and below
+            "decayed":  m = m * power(beta1, n);  v = v * power(beta2, n);  p as above
+            "exact":    c = row_step, or last; not at all if row_step is 0;  b1 = power(beta1, c);  b2 = power(beta2, c)
+                for s = last + 1 ... end: { stop here if (s - last - 1) % 16 == 0 and the row is at rest
+                    b1 = b1 * beta1;  b2 = b2 * beta2;  p = p * exponential(L(s) - L(s - 1))
+                    m = m * beta1;  v = v * beta2
+                    p = p - size * (m / (sqrt(w) + e)),  size = history[s - 1, 0] * sqrt(1 - b2) / (1 - b1),  e as above }
+                the steps s ... end that are left: as "decayed", from s - 1
+            row_step = row_step + n                                   if it is not 0
+
+        A row is at rest where ratio = beta1 / sqrt(beta2) < 1 (with max_exp_avg_sq, which does not decay: ratio = beta1) and
+        every element that is finite in p has, in float64::
+
+            abs(m) * (history[end - 1, 2] * (ratio / ((1 - ratio) * (1 - beta1)))) <= (unit * D * abs(p)) * sqrt(w)
+
+        with D = exponential(L(end) - L(s - 1)) if lazy, else 1, and unit 2**-24 where T is float32, else 2**-53: a geometric
+        series bounds what the updates left can add. Cost: O(nnz log nnz + nnz * width), extra memory O(nnz + width); in "exact"
+        also the steps caught up.
         """
+
+    def sparse_adam_flush(
+        self, param: Array, exp_avg: Array, exp_avg_sq: Array, *, dtype: str, beta1: float, beta2: float, eps: float, modes: Modes
+    ) -> None:
+        """Catch all rows up to the end of ``modes.step``, as above; last_step = step. Rows that are there are not written."""
+
+    def sparse_adagrad_step(
+        self,
+        param: Array,
+        state_sum: Array,
+        rows: Index,
+        values: Array,
+        *,
+        dtype: str,
+        eps: float,
+        weight_decay: float,
+        maximize: bool,
+        modes: Modes,
+    ) -> bool:
+        """Adagrad; arguments, result and order of operations as sparse_adam_step with modes, but for the update::
+
+            state_sum = state_sum + q
+            p = p - lr * (g / (sqrt(state_sum) + eps))
+
+        Only p is caught up, and only if lazy ("masked"). Cost: as sparse_adam_step.
+        """
+
+    def sparse_adagrad_flush(self, param: Array, *, dtype: str, modes: Modes) -> None:
+        """As sparse_adam_flush."""
+
+    def sparse_sgd_step(
+        self,
+        param: Array,
+        momentum_buffer: Array | None,
+        rows: Index,
+        values: Array,
+        *,
+        dtype: str,
+        momentum: float,
+        dampening: float,
+        nesterov: bool,
+        weight_decay: float,
+        maximize: bool,
+        modes: Modes,
+    ) -> bool:
+        """SGD; arguments, result and order of operations as sparse_adam_step with modes, but for the update::
+
+            b = g if step is 1, else b * momentum + g * (1 - dampening)
+            d = g + b * momentum if nesterov, else b                     (d = g without a momentum_buffer)
+            p = p - lr * d
+
+        and for catching up, with u = power(momentum, n)::
+
+            "masked":   p = p * exponential(L(end) - L(last))         if lazy, here and below
+            "decayed":  b = b * u;  p as above
+            "exact":    p as above;  p = p - c * b;  b = b * u        not c, if all of b's row is 0
+
+        where c is summed in float64: c = 0; z = 1; for s = last + 1 ... end::
+
+            z = z * momentum;  c = c + (history[s - 1, 0] * z) * exponential(L(end) - L(s))     (no exponential unless lazy)
+            stop if (history[end - 1, 2] * z) * (momentum / (1 - momentum)) <= unit * c
+
+        and c = c * momentum at the end if nesterov. Cost: as sparse_adam_step.
+        """
+
+    def sparse_sgd_flush(
+        self, param: Array, momentum_buffer: Array | None, *, dtype: str, momentum: float, nesterov: bool, modes: Modes
+    ) -> None:
+        """As sparse_adam_flush."""
 
     def set_num_threads(self, n: int) -> None:
         """Use at most n >= 1 threads from now on."""
