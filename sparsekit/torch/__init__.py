@@ -7,12 +7,16 @@ from sparsekit.torch._clip import clip_grad_norm_, clip_grad_value_
 from sparsekit.torch._coalesce import coalesce
 from sparsekit.torch._convert import from_sparse_tensor, to_sparse_tensor
 from sparsekit.torch._gradients import accumulate_grad_, coalesce_grads_, grads_are_finite, unscale_grads_
-from sparsekit.torch._optimizers import SparseAdam
+from sparsekit.torch._mixed import Adam
+from sparsekit.torch._optimizers import SparseAdagrad, SparseAdam, SparseSGD
 from sparsekit.torch._topk import topk_gradients_
 from sparsekit.torch._topk_optimizer import TopK
 
 __all__ = [
+    "Adam",
+    "SparseAdagrad",
     "SparseAdam",
+    "SparseSGD",
     "TopK",
     "accumulate_grad_",
     "clip_grad_norm_",

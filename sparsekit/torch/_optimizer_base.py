@@ -264,11 +264,11 @@ def _rounding(group: dict[str, Any], number: int) -> dict[str, Any]:
 
 def check_range(value: Any, what: str, low: float, *, open_: bool = False, below: float = float("inf")) -> None:
     """ValueError unless low <= value < below (open_: low < value), as torch words it."""
-    if isinstance(value, Tensor) and value.numel() != 1:
-        raise ValueError(f"Invalid {what}: expected one number, got a tensor of {value.numel()} elements")
+    if isinstance(value, Tensor) and value.numel() != 1:  # only lr may be a tensor
+        raise ValueError(f"Tensor lr must be 1-element, got {value.numel()} elements")
     if not ((low < value if open_ else low <= value) and value < below):
         bounds = f"{'>' if open_ else '>='} {low:g}" + ("" if below == float("inf") else f" and < {below:g}")
-        raise ValueError(f"Invalid {what}: expected a finite number {bounds}, got {value}")
+        raise ValueError(f"Invalid {what}: {value} (expected a finite number {bounds})")
 
 
 def check_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:

@@ -30,11 +30,12 @@ def _backend(backend):
 
 
 def test_signature_and_defaults():
-    ours, torchs = (inspect.signature(cls.__init__).parameters for cls in (SparseAdam, Peer))
-    assert [(p.name, p.default, p.kind) for p in ours.values()] == [(p.name, p.default, p.kind) for p in torchs.values()]
+    ours, torchs = (list(inspect.signature(cls.__init__).parameters.values()) for cls in (SparseAdam, Peer))
+    assert [(p.name, p.default, p.kind) for p in ours[: len(torchs)]] == [(p.name, p.default, p.kind) for p in torchs]
+    assert all(p.kind is p.KEYWORD_ONLY for p in ours[len(torchs) :])
     assert issubclass(SparseAdam, torch.optim.Optimizer)
     modules = embedding(), embedding()
-    assert SparseAdam(modules[0].parameters()).defaults == Peer(modules[1].parameters()).defaults
+    assert SparseAdam(modules[0].parameters()).defaults.items() >= Peer(modules[1].parameters()).defaults.items()
 
 
 OPTIONS = [

@@ -1,0 +1,425 @@
+"""The modes of sparsekit.torch's optimizers against dense torch optimizers; checkpoints; one optimizer for a whole model."""
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+
+import sparsekit
+
+pytest.importorskip("torch.nn")
+import torch
+from _training import assert_same_state, close, embedding, state_of, train
+from torch import nn
+
+from sparsekit.torch import Adam, SparseAdagrad, SparseAdam, SparseSGD
+
+
+@pytest.fixture(autouse=True)
+def _backend(backend):
+    with sparsekit.use_backend(backend):
+        yield
+
+
+LAZY = {"weight_decay": 0.1, "weight_decay_mode": "decoupled_lazy"}
+DENSE = close(1e-9, 1e-11)
+
+
+def pulled(module, step):
+    """A loss whose gradient does not depend on the weights, which are not up to date before a flush."""
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(module.num_embeddings // (1 + step % 3), (6,), generator=generator)  # high ids are rare
+    target = torch.randn(6, module.embedding_dim, generator=generator, dtype=torch.float64)
+    return (module(ids).double() * target).sum()
+
+
+def run(module, optimizer, steps, start=0, schedule=None):
+    for step in range(start, start + steps):
+        if schedule is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = schedule(step)
+        optimizer.zero_grad()
+        pulled(module, step).backward()
+        optimizer.step()
+
+
+def schedule(step):
+    return 0.0 if step in (4, 5) else 0.02 * (1 + step % 4)
+
+
+@pytest.mark.parametrize(
+    ("ours", "options", "theirs", "their_options"),
+    [
+        (SparseAdam, {"moments": "exact"}, torch.optim.Adam, {}),
+        (SparseAdam, {"moments": "exact", "amsgrad": True}, torch.optim.Adam, {"amsgrad": True}),
+        (SparseAdam, {"moments": "exact", **LAZY}, torch.optim.AdamW, {"weight_decay": 0.1}),
+        (Adam, {"moments": "exact", **LAZY, "maximize": True}, torch.optim.AdamW, {"weight_decay": 0.1, "maximize": True}),
+        (SparseAdagrad, {"lr_decay": 0.01}, torch.optim.Adagrad, {"lr_decay": 0.01}),
+        (SparseAdagrad, {"initial_accumulator_value": 0.5}, torch.optim.Adagrad, {"initial_accumulator_value": 0.5}),
+        (SparseSGD, {}, torch.optim.SGD, {}),
+        (SparseSGD, {"momentum": 0.9, "moments": "exact"}, torch.optim.SGD, {"momentum": 0.9}),
+        (SparseSGD, {"momentum": 0.9, "moments": "exact", "dampening": 0.2}, torch.optim.SGD, {"momentum": 0.9, "dampening": 0.2}),
+        (SparseSGD, {"momentum": 0.9, "moments": "exact", "nesterov": True}, torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    ],
+    ids=lambda x: x.__name__ if isinstance(x, type) else "-".join(x),
+)
+def test_flushed_is_what_the_dense_optimizer_gives(ours, options, theirs, their_options):
+    modules = embedding(), nn.Embedding(30, 4, dtype=torch.float64)
+    modules[1].load_state_dict(modules[0].state_dict())
+    optimizer, peer = ours(modules[0].parameters(), lr=0.02, **options), theirs(modules[1].parameters(), lr=0.02, **their_options)
+    for start in (0, 7, 25):
+        steps = {0: 7, 7: 18, 25: 5}[start]
+        run(modules[0], optimizer, steps, start, schedule)
+        run(modules[1], peer, steps, start, schedule)
+        if start != 7:  # a flush in mid-run changes nothing later
+            optimizer.flush()
+            DENSE(modules[0].weight, modules[1].weight)
+            flushed = state_of(optimizer)
+            optimizer.flush()
+            assert_same_state(flushed, state_of(optimizer))
+    for name, value in peer.state[modules[1].weight].items():
+        DENSE(torch.as_tensor(optimizer.state[modules[0].weight][name]), torch.as_tensor(value))
+
+
+def test_decoupled_lazy_decays_rows_that_never_come():
+    """By the product of 1 - lr * weight_decay, whatever lr and weight_decay were at each step."""
+    for cls in (SparseAdam, SparseAdagrad, SparseSGD, Adam):
+        module = embedding()
+        before = module.weight.detach().clone()
+        optimizer = cls(module.parameters(), lr=0.1, **LAZY)
+        factor = 1.0
+        for step in range(5):
+            group = optimizer.param_groups[0]
+            group["lr"], group["weight_decay"] = 0.1 / (1 + step), 0.1 * step
+            factor *= 1 - group["lr"] * group["weight_decay"]
+            optimizer.zero_grad()
+            module(torch.tensor([0, 1])).sum().backward()
+            optimizer.step()
+        assert torch.equal(module.weight[2:], before[2:])
+        optimizer.flush()
+        close(1e-14, 0)(module.weight[2:], before[2:] * factor)
+
+
+def test_a_late_row_moves_by_lr_with_row_bias_correction():
+    """In torch a row first seen at step 1001 moves by 2.5 lr."""
+    for correction, moved in (("global", 2.5), ("row", 1.0)):
+        module = embedding()
+        optimizer = SparseAdam(module.parameters(), lr=0.1, bias_correction=correction)
+        module(torch.tensor([0])).sum().backward()
+        for _ in range(1000):
+            optimizer.step()
+        before = module.weight[5].detach().clone()
+        optimizer.zero_grad()
+        module(torch.tensor([5])).sum().backward()
+        optimizer.step()
+        assert (before - module.weight[5])[0].item() == pytest.approx(moved * 0.1, rel=0.02)
+
+
+MODES = [
+    (SparseAdam, {"moments": "exact", **LAZY, "amsgrad": True, "bias_correction": "row"}),
+    (SparseAdam, {"moments": "decayed", "rowwise": True, "weight_decay": 0.01, "weight_decay_mode": "decoupled"}),
+    (SparseAdam, {"state_dtype": torch.bfloat16, "stochastic_rounding": True, "seed": 7}),
+    (SparseAdagrad, {**LAZY, "rowwise": True, "lr_decay": 0.1}),
+    (SparseSGD, {"momentum": 0.9, "moments": "exact", "nesterov": True, **LAZY}),
+    (SparseSGD, {"momentum": 0.9, "weight_decay": 0.01}),
+    (Adam, {"moments": "decayed", **LAZY}),
+]
+
+
+def saved_and_loaded(optimizer, module, cls, options, dtype):
+    buffer = io.BytesIO()
+    torch.save((module.state_dict(), optimizer.state_dict()), buffer)
+    buffer.seek(0)
+    weights, state = torch.load(buffer, weights_only=True)
+    other = embedding(dtype, seed=9)
+    other.load_state_dict(weights)
+    resumed = cls(other.parameters(), **options)
+    resumed.load_state_dict(state)
+    return other, resumed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("cls", "options"), MODES, ids=lambda x: x.__name__ if isinstance(x, type) else "-".join(x))
+def test_5_and_5_steps_are_10_steps_to_the_bit(cls, options, dtype):
+    """Through a checkpoint read with weights_only, through copies and pickles, and the states keep their dtypes."""
+    module = embedding(dtype)
+    optimizer = cls(module.parameters(), lr=0.05, **options)
+    run(module, optimizer, 5)
+    others = [
+        saved_and_loaded(optimizer, module, cls, options, dtype),
+        copy.deepcopy((module, optimizer)),
+        pickle.loads(pickle.dumps((module, optimizer))),
+    ]
+    run(module, optimizer, 5, start=5)
+    optimizer.flush()
+    for other, resumed in others:
+        run(other, resumed, 5, start=5)
+        resumed.flush()
+        assert_same_state(state_of(optimizer), state_of(resumed))
+    for name, value in optimizer.state[module.weight].items():
+        if name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "sum", "momentum_buffer"):
+            assert value.dtype == options.get("state_dtype", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "their_options", "ours", "options", "is_sparse"),
+    [
+        (torch.optim.SparseAdam, {}, SparseAdam, {"moments": "exact", **LAZY}, True),
+        (torch.optim.Adam, {"amsgrad": True}, SparseAdam, {"bias_correction": "row", "amsgrad": True}, False),
+        (torch.optim.AdamW, {}, Adam, {"moments": "exact", **LAZY}, False),
+        (torch.optim.Adagrad, {}, SparseAdagrad, LAZY, True),
+        (torch.optim.SGD, {"momentum": 0.9}, SparseSGD, {"momentum": 0.9, "moments": "exact", **LAZY}, False),
+    ],
+    ids=lambda x: x.__name__ if isinstance(x, type) else "",
+)
+def test_torchs_checkpoints_are_accepted(theirs, their_options, ours, options, is_sparse):
+    """Every row is taken to be up to date then: the next flush has one step to make up for."""
+    module = nn.Embedding(30, 4, sparse=is_sparse, dtype=torch.float64)
+    peer = theirs(module.parameters(), lr=0.05, **their_options)
+    run(module, peer, 4)
+    other = embedding()
+    other.load_state_dict(module.state_dict())
+    optimizer = ours(other.parameters(), lr=0.01, **options)
+    optimizer.load_state_dict(peer.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    run(other, optimizer, 1, start=4)
+    for name, value in peer.state[module.weight].items():
+        assert (optimizer.state[other.weight][name] != value).any() == (name != "step") or name == "step"
+    optimizer.flush()
+    if options.get("weight_decay_mode") == "decoupled_lazy" and options.get("moments", "masked") == "masked":
+        touched = other.weight.grad.coalesce().indices()[0] if other.weight.grad is not None else []
+        rest = [i for i in range(30) if i not in set(touched.tolist())]
+        decay = optimizer.param_groups[0]["weight_decay"]
+        close(1e-12, 0)(other.weight[rest], module.weight[rest] * (1 - 0.05 * decay))
+
+
+def test_states_that_do_not_fit_are_refused_and_nothing_is_loaded():
+    module = embedding()
+    for cls, options in MODES:
+        optimizer = cls(module.parameters(), **options)
+        if options.get("state_dtype"):
+            continue
+        run(module, optimizer, 2)
+        for name in set(optimizer.state[module.weight]) - {"step"}:
+            bad = copy.deepcopy(optimizer.state_dict())
+            value = bad["state"][0][name]
+            bad["state"][0][name] = value[:, :-1] if name == "history" else value[:-1]
+            before = state_of(optimizer)
+            with pytest.raises(ValueError, match=name):
+                optimizer.load_state_dict(bad)
+            assert_same_state(before, state_of(optimizer))
+
+
+def test_full_moments_are_refused_by_a_rowwise_optimizer():
+    module = embedding()
+    peer = torch.optim.SparseAdam(module.parameters())
+    run(module, peer, 1)
+    with pytest.raises(ValueError, match="exp_avg_sq"):
+        SparseAdam(module.parameters(), rowwise=True).load_state_dict(peer.state_dict())
+
+
+BAD = [
+    (SparseAdam, {"weight_decay": -1.0}, "weight_decay"),
+    (SparseAdam, {"weight_decay_mode": "lazy"}, "decoupled_lazy"),
+    (SparseAdam, {"moments": "all"}, "masked"),
+    (SparseAdam, {"bias_correction": "rows"}, "global"),
+    (SparseAdam, {"state_dtype": torch.int32}, "state_dtype"),
+    (SparseAdam, {"state_dtype": torch.float32}, "state_dtype"),  # the parameter is of float64
+    (SparseAdagrad, {"lr": -1.0}, "learning rate"),
+    (SparseAdagrad, {"lr_decay": -1.0}, "lr_decay"),
+    (SparseAdagrad, {"initial_accumulator_value": -1.0}, "initial_accumulator_value"),
+    (SparseAdagrad, {"eps": -1.0}, "epsilon"),
+    (SparseSGD, {"momentum": -0.1}, "momentum"),
+    (SparseSGD, {"nesterov": True}, "Nesterov"),
+    (SparseSGD, {"nesterov": True, "momentum": 0.9, "dampening": 0.1}, "Nesterov"),
+    (Adam, {"betas": (0.9,)}, "betas"),
+]
+
+
+@pytest.mark.parametrize(("cls", "options", "match"), BAD, ids=lambda x: x.__name__ if isinstance(x, type) else str(x))
+def test_bad_options(cls, options, match):
+    with pytest.raises(ValueError, match=match):
+        cls(embedding().parameters(), **options)
+
+
+def test_nothing_changes_when_a_step_of_a_mode_raises():
+    for cls, options in MODES:
+        modules = [embedding(torch.float32, seed=i) for i in range(2)]
+        optimizer = cls([m.weight for m in modules], lr=0.05, **options)
+        for step in range(2):
+            optimizer.zero_grad()
+            for module in modules:
+                pulled(module, step).backward()
+            optimizer.step()
+        weight = modules[1].weight
+        weight.grad = torch.sparse_coo_tensor([[1, 30]], torch.ones(2, 4), (30, 4), check_invariants=False)
+        before = state_of(optimizer)
+        with pytest.raises(IndexError, match="30"):
+            optimizer.step()
+        assert_same_state(before, state_of(optimizer))
+
+
+# One optimizer for a whole model.
+def model(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.EmbeddingBag(50, 8, mode="sum", sparse=True, dtype=dtype), nn.Linear(8, 3, dtype=dtype))
+
+
+def batch(step, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(50, (6, 4), generator=generator), torch.randn(6, 3, generator=generator).to(dtype)
+
+
+def train_model(net, optimizers, steps, start=0, scheduler=None, scaler=None):
+    for step in range(start, start + steps):
+        ids, target = batch(step, net[1].weight.dtype)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = ((net(ids) - target) ** 2).mean()
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        for optimizer in optimizers:
+            optimizer.step() if scaler is None else scaler.step(optimizer)
+        if scaler is not None:
+            scaler.update()
+        if scheduler is not None:
+            scheduler.step()
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("options", "sparse_options", "dense"),
+    [
+        ({}, {}, torch.optim.Adam),
+        ({"weight_decay": 0.1}, {"weight_decay": 0.1}, torch.optim.Adam),
+        ({**LAZY, "amsgrad": True, "moments": "exact"}, {**LAZY, "amsgrad": True, "moments": "exact"}, torch.optim.AdamW),
+    ],
+)
+def test_one_optimizer_equals_two(options, sparse_options, dense):
+    net, twin = model(torch.float64), model(torch.float64)
+    optimizer = Adam(net.parameters(), lr=0.02, **options)
+    dense_options = {name: options[name] for name in ("weight_decay", "amsgrad") if name in options}
+    two = [
+        SparseAdam(twin[0].parameters(), lr=0.02, **sparse_options),
+        dense(twin[1].parameters(), lr=0.02, **{"weight_decay": 0.0, **dense_options}),
+    ]
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    train_model(net, [optimizer], 10, scheduler=scheduler)
+    schedulers = [torch.optim.lr_scheduler.StepLR(o, 3) for o in two]
+    for step in range(10):
+        train_model(twin, two, 1, step)
+        for s in schedulers:
+            s.step()
+    optimizer.flush()
+    two[0].flush()
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        close(1e-12, 1e-14)(p, q)
+    assert len(optimizer.state_dict()["state"]) == 3
+
+
+@pytest.mark.parametrize("options", [{}, {**LAZY, "moments": "exact"}])
+def test_a_whole_model_resumes_to_the_bit(options):
+    net = model()
+    optimizer = Adam(net.parameters(), lr=0.02, **options)
+    train_model(net, [optimizer], 5)
+    buffer = io.BytesIO()
+    torch.save((net.state_dict(), optimizer.state_dict()), buffer)
+    buffer.seek(0)
+    weights, state = torch.load(buffer, weights_only=True)
+    train_model(net, [optimizer], 5, start=5)
+    other = model()
+    other.load_state_dict(weights)
+    resumed = Adam(other.parameters())
+    resumed.load_state_dict(state)
+    train_model(other, [resumed], 5, start=5)
+    assert_same_state(state_of(optimizer), state_of(resumed))
+
+
+def test_with_a_grad_scaler():
+    """Scaled by a power of two: the same numbers; a step whose gradient is infinite is left out for all parameters."""
+    net, twin = model(), model()
+    optimizer, plain = Adam(net.parameters(), lr=0.02), Adam(twin.parameters(), lr=0.02)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+    train_model(net, [optimizer], 4, scaler=scaler)
+    train_model(twin, [plain], 4)
+    assert_same_state(state_of(optimizer), state_of(plain))
+    before = state_of(optimizer)
+    optimizer.zero_grad()
+    scaler.scale(net(batch(9)[0]).sum()).backward()
+    net[0].weight.grad._values()[0, 0] = float("inf")
+    scaler.step(optimizer)
+    scaler.update()
+    assert_same_state(before, state_of(optimizer))
+    assert scaler.get_scale() == 2.0**9
+
+
+def test_a_parameter_may_change_its_kind_of_gradient():
+    """Dense after sparse: every row is named. Sparse after dense: it goes on from the dense states."""
+    start = embedding()
+    for first, second in (("sparse", "dense"), ("dense", "sparse")):
+        weight = nn.Parameter(start.weight.detach().clone())
+        expected = nn.Parameter(start.weight.detach().clone())
+        optimizer, peer = Adam([weight], lr=0.05, moments="exact"), torch.optim.Adam([expected], lr=0.05)
+        for step in range(6):
+            generator = torch.Generator().manual_seed(step)
+            gradient = torch.randn(30, 4, generator=generator, dtype=torch.float64)
+            kind = first if step < 3 else second
+            if kind == "sparse":
+                gradient[step:-3] = 0
+                rows = torch.tensor([*range(step), 27, 28, 29])
+                weight.grad = torch.sparse_coo_tensor(rows[None], gradient[rows], (30, 4), check_invariants=True)
+            else:
+                weight.grad = gradient.clone()
+            expected.grad = gradient
+            optimizer.step()
+            peer.step()
+        optimizer.flush()
+        DENSE(weight, expected)
+
+
+def test_hooks_and_every_step_post_hook():
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    for cls in (SparseAdam, SparseAdagrad, SparseSGD, Adam):
+        module = embedding()
+        optimizer = cls(module.parameters(), lr=0.1)
+        called = []
+        handles = [
+            optimizer.register_step_pre_hook(lambda *_, called=called: called.append("pre")),
+            optimizer.register_step_post_hook(lambda *_, called=called: called.append("post")),
+            register_optimizer_step_post_hook(lambda *_, called=called: called.append("every")),
+        ]
+        train(module, optimizer, 2)
+        for handle in handles:
+            handle.remove()
+        train(module, optimizer, 1)
+        assert called == ["pre", "post", "every"] * 2
+
+
+def test_stochastic_rounding_moves_what_rounding_to_nearest_does_not():
+    """bfloat16 at 1.0 has steps of 2**-8 downwards; lr = 1e-4 never gets there by rounding to nearest."""
+    means = {}
+    for stochastic in (False, True):
+        weight = nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))
+        optimizer = SparseAdam([weight], lr=1e-4, stochastic_rounding=stochastic, seed=3)
+        for _ in range(20):
+            weight.grad = torch.sparse_coo_tensor(
+                torch.arange(64)[None], torch.ones(64, 64, dtype=torch.bfloat16), (64, 64), check_invariants=True
+            )
+            optimizer.step()
+        means[stochastic] = weight.detach().double().mean().item()
+    assert means[False] == 1.0
+    assert means[True] == pytest.approx(1 - 20e-4, abs=3e-4)
+
+
+def test_parameters_draw_different_numbers():
+    weights = [nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16)) for _ in range(2)]
+    optimizer = SparseSGD(weights, lr=1e-3, stochastic_rounding=True)
+    for weight in weights:
+        weight.grad = torch.sparse_coo_tensor(
+            torch.arange(64)[None], torch.ones(64, 64, dtype=torch.bfloat16), (64, 64), check_invariants=True
+        )
+    optimizer.step()
+    assert not torch.equal(*(w.detach() for w in weights))
+    assert np.isin([w.detach().double().unique().numpy() for w in weights], [1 - 2.0**-8, 1.0]).all()
