@@ -65,9 +65,9 @@ def sparse_adam_step(
         or flushed, by the factors of all the steps that it sat out. The decoupled ones need ``lr * weight_decay < 1``.
     moments : str
         What a row's moments do in steps that do not touch it. "masked": nothing, as in torch.optim.SparseAdam. "decayed": they
-        decay, as if the gradient had been 0. "exact": and param moves as in dense torch.optim.Adam fed zero gradients (dense AdamW
-        with "decoupled_lazy"), which stands where the denominator reads ``sqrt(exp_avg_sq) + eps * sqrt(1 - beta2**step)``. Both
-        happen when the row is next touched or flushed. "l2" decay acts on touched rows only, here too.
+        decay, as if the gradient had been 0. "exact": and param moves, as in dense torch.optim.Adam fed zero gradients (dense
+        AdamW with "decoupled_lazy"), whose denominator is ``sqrt(exp_avg_sq) + eps * sqrt(1 - beta2**step)`` in the terms of
+        SparseAdam. Both happen when the row is next touched or flushed. "l2" decay acts on touched rows only, here too.
     bias_correction : str
         By the number of the step, "global", or of the row's own updates, "row", so that rows that come late move by lr at first.
     max_exp_avg_sq : array like exp_avg_sq, optional

@@ -179,8 +179,8 @@ class Backend(Protocol):
                 the steps s ... end that are left: as "decayed", from s - 1
             row_step = row_step + n                                   if it is not 0
 
-        A row is at rest where ratio = beta1 / sqrt(beta2) < 1 (with max_exp_avg_sq, which does not decay: ratio = beta1) and
-        every element that is finite in p has, in float64::
+        A row is at rest if every element is not finite in p, or 0 in m, or has, in float64, with ratio = beta1 / sqrt(beta2) < 1
+        (ratio = beta1 with max_exp_avg_sq, which does not decay)::
 
             abs(m) * (history[end - 1, 2] * (ratio / ((1 - ratio) * (1 - beta1)))) <= (unit * D * abs(p)) * sqrt(w)
 

@@ -56,8 +56,8 @@ def sparse_sgd_step(
     weight_decay_mode : str
         "l2", "decoupled" or "decoupled_lazy", as for ``sparse_adam_step``.
     moments : str
-        What a row's momentum_buffer does in steps that do not touch it. "masked": nothing. "decayed": it decays. "exact": and param
-        moves, as in dense torch.optim.SGD fed zero gradients. Both happen when the row is next touched or flushed.
+        What a row's momentum_buffer does in steps that do not touch it. "masked": nothing. "decayed": it decays. "exact": and
+        param moves, as in dense torch.optim.SGD fed zero gradients. Both happen when the row is next touched or flushed.
     momentum_buffer : array like param, optional
         With momentum: updated; zeros at first. float64 for a float64 param; else float32 (or float64, float16, bfloat16).
     last_step : int64 array, (*sparse_shape,)

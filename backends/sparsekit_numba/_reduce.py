@@ -18,7 +18,7 @@ BLOCK = 32
 LEVELS = 8  # of the tree: 32**8 entries in one group
 AHEAD = 16  # entries between the prefetch of a row and its sum
 LONG = 4096  # groups of more entries are reduced by all threads together
-_AT_LEAST = 1 << 14  # elements a thread should have to be worth waking
+AT_LEAST = 1 << 14  # elements a thread should have to be worth waking
 _NONE_LONG = np.empty(0, np.int64)
 
 
@@ -38,7 +38,7 @@ def reduce_groups(values: Array, order: Array | None, starts: Index, op: int, fo
     """``(groups, width)``: the rows ``values[order[starts[s]:starts[s + 1]]]`` of each group, reduced."""
     groups, width = starts.size - 1, values.shape[1]
     out, wide = np.empty((groups, width), values.dtype), wide_dtype(values)
-    if values.size < _AT_LEAST:  # the short way, where the calls around the kernel count
+    if values.size < AT_LEAST:  # the short way, where the calls around the kernel count
         no_totals, one_tree = np.empty((0, width), wide), np.empty((LEVELS, width), wide)
         _reduce_range(values, order, starts, op, form, 0, groups, _NONE_LONG, no_totals, one_tree, out)
         return out
@@ -56,7 +56,7 @@ def reduce_groups(values: Array, order: Array | None, starts: Index, op: int, fo
 def split(starts: Index, width: int) -> list[tuple[int, int]]:
     """Ranges of groups with about the same number of entries, one a thread; long groups count little, they are done before."""
     groups, entries = starts.size - 1, int(starts[-1])
-    pieces = _pool.ranges(entries * max(1, width), _AT_LEAST)
+    pieces = _pool.ranges(entries * max(1, width), AT_LEAST)
     if len(pieces) == 1:
         return [(0, groups)]
     sizes = np.diff(starts)

@@ -132,6 +132,66 @@ def _store(out: Any, i: Any, j: Any, x: Any, form: Any) -> Any:
 
 
 @inlined
+def mix(z: Any) -> Any:
+    """The finaliser of splitmix64: 64 bits that look drawn at random."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@inlined
+def float_to_bfloat_at_random(x: Any, drawn: Any) -> Any:
+    """float32 -> one of the two bfloat16 around it, the nearer the likelier, by 64 random bits."""
+    bits = _bits(x)
+    if np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
+        return float_to_bfloat(x)  # NaN
+    return np.uint16((np.uint64(bits) + (drawn >> np.uint64(48))) >> np.uint64(16))
+
+
+@inlined
+def float_to_half_at_random(x: Any, drawn: Any) -> Any:
+    """float32 -> one of the two float16 around it, the nearer the likelier, by 64 random bits."""
+    bits = _bits(x)
+    sign = np.uint32((bits >> np.uint32(16)) & np.uint32(0x8000))
+    magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
+    if magnitude > np.uint32(0x7F800000):
+        half = np.uint32(0x7E00)  # NaN
+    elif magnitude >= np.uint32(0x47800000):
+        half = np.uint32(0x7C00)  # 2**16 and more: infinity
+    elif magnitude < np.uint32(0x38800000):
+        units = _float(magnitude) * np.float32(16777216.0)  # of the subnormals, 2**-24
+        whole = np.floor(units)
+        chance = np.float32(drawn >> np.uint64(40)) * np.float32(2.0**-24)
+        half = np.uint32(np.uint32(whole) + np.uint32(1 if chance < units - whole else 0))
+    else:
+        half = np.uint32((np.uint64(magnitude) - np.uint64(0x38000000) + (drawn >> np.uint64(51))) >> np.uint64(13))
+    return np.uint16(half | sign)
+
+
+def store_at_random(out: Any, i: Any, j: Any, x: Any, form: Any, drawn: Any) -> None:
+    """out[i, j] = x; of 16 bits, rounded at random."""
+    if out.dtype == np.uint16:
+        out[i, j] = float_to_half_at_random(x, drawn) if form == HALF else float_to_bfloat_at_random(x, drawn)
+    else:
+        out[i, j] = x
+
+
+@overload(store_at_random, strict=False)
+def _store_at_random(out: Any, i: Any, j: Any, x: Any, form: Any, drawn: Any) -> Any:
+    if out.dtype == types.uint16:
+
+        def store_16_bit(out: Any, i: Any, j: Any, x: Any, form: Any, drawn: Any) -> None:
+            out[i, j] = float_to_half_at_random(x, drawn) if form == HALF else float_to_bfloat_at_random(x, drawn)
+
+        return store_16_bit
+
+    def store_plain(out: Any, i: Any, j: Any, x: Any, form: Any, drawn: Any) -> None:
+        out[i, j] = x
+
+    return store_plain
+
+
+@inlined
 def position(order: Any, i: Any) -> Any:
     """The input entry that sorted entry i is."""
     return np.uint64(i) if order is None else np.uint64(order[i])  # unsigned: numba need not look for negative ones

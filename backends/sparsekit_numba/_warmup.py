@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from sparsekit_numba._adam import sparse_adam_step
 from sparsekit_numba._coalesce import coalesce
-from sparsekit_numba._optim import sparse_adam_step
 from sparsekit_numba._topk import topk
 
 _N = 1 << 15  # enough entries for the parallel sort
@@ -52,4 +52,5 @@ def warmup() -> None:
                 eps=1e-8,
                 weight_decay=0.0,
                 maximize=False,
+                modes=None,
             )

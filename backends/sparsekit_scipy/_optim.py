@@ -74,7 +74,7 @@ def _half_at_random(x: NDArray[np.float32], bits: NDArray[np.uint64]) -> NDArray
     chance = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
     small = whole.astype(np.uint32) + (chance < units - whole)
     normal = (magnitude - np.uint32(0x38000000) + (bits >> np.uint64(51)).astype(np.uint32)) >> np.uint32(13)
-    half = np.where(magnitude < np.uint32(0x38800000), small, np.minimum(normal, np.uint32(0x7C00)))
+    half = np.where(magnitude < np.uint32(0x38800000), small, normal)
     half = np.where(magnitude >= np.uint32(0x47800000), np.uint32(0x7C00), half)
     half = np.where(np.isnan(x), np.uint32(0x7E00), half)
     return (half | ((pattern >> np.uint32(16)) & np.uint32(0x8000))).astype(np.uint16)
