@@ -124,8 +124,8 @@ class SparseOptimizer(Optimizer):
         for number, p, group in self._params():
             state = self.state.get(p)
             if state and "last_step" in state:
-                options = {name: state[name] for name in ("last_step", "history") if name in state}
-                self._make_flush(p, group, state, {"step": state["step"], **options, **_rounding(group, number)})
+                options = {"step": state["step"], **_lazy_arrays(state), **_rounding(group, number)}
+                self._make_flush(p, group, state, options)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a ``state_dict`` of this class or of torch's optimizer of the same method.
@@ -140,18 +140,23 @@ class SparseOptimizer(Optimizer):
         params = [p for group in self.param_groups for p in group["params"]]
         for number, group, p in zip(numbers, groups, params, strict=False):  # torch checks the numbers of parameters
             for name, saved in state_dict["state"].get(number, {}).items():
-                self._check_saved(name, saved, p, {**self.defaults, **group}, number)
+                self._check_saved(name, saved, p, group, number)
         super().load_state_dict(state_dict)
         for number, (_, p, group) in zip(numbers, self._params(), strict=True):
             for name, saved in state_dict["state"].get(number, {}).items():
-                if isinstance(saved, Tensor) and name != "step":  # torch has cast it to the parameter's dtype
+                if isinstance(
+                    saved, Tensor
+                ):  # torch casts it to the parameter's dtype, or shares it
                     dtype = self._state_dtype(p, group) if name in self._full else saved.dtype
-                    self.state[p][name] = saved.to(device=p.device, dtype=dtype, copy=True)
+                    device = saved.device if name == "step" else p.device
+                    self.state[p][name] = saved.to(device=device, dtype=dtype, copy=True)
 
     def _check_saved(self, name: str, saved: Any, p: Tensor, group: dict[str, Any], number: int) -> None:
         if name in self._full or name in _PER_ROW:
-            a_row = name in _PER_ROW or (name in self._rowwise and group.get("rowwise", False))
-            wanted = p.shape[: saved.dim()] if a_row else p.shape
+            rowwise = name in self._rowwise and group.get("rowwise", self.defaults.get("rowwise", False))
+            wanted = p.shape[: saved.dim()] if rowwise or name in _PER_ROW else p.shape
+            if rowwise and "rowwise" not in group:  # of an optimizer that has no such mode
+                wanted = p.shape[:1]
             if saved.shape != wanted:
                 raise ValueError(f"{name} of parameter {number} must have its shape {tuple(wanted)}, got {tuple(saved.shape)}")
         elif name == "history" and (saved.dim() != 2 or saved.shape[1] != 3):
@@ -193,8 +198,7 @@ class SparseOptimizer(Optimizer):
         return state
 
     def _lazy_options(self, job: Job) -> dict[str, Any]:
-        options = {name: job.state[name] for name in ("last_step", "history") if name in job.state}
-        return {**options, **_rounding(job.group, job.number)}
+        return {**_lazy_arrays(job.state), **_rounding(job.group, job.number)}
 
     def _state_dtype(self, p: Tensor, group: dict[str, Any]) -> torch.dtype:
         dtype: torch.dtype = group.get("state_dtype") or (torch.float64 if p.dtype == torch.float64 else torch.float32)
@@ -241,6 +245,10 @@ class SparseOptimizer(Optimizer):
             )
         # is_coalesced with a shape checks the range of the indices; what it finds of their order does not matter.
         sparsekit.is_coalesced(grad._indices(), grad.shape)
+
+
+def _lazy_arrays(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: state[name] for name in ("last_step", "history") if name in state}
 
 
 def _with_room(history: Tensor | None, step: int, lr: float) -> Tensor:

@@ -32,8 +32,8 @@ class SparseAdam(SparseOptimizer):
         "l2" or "decoupled" on the rows that the gradient names, "decoupled_lazy" on all rows: what a row missed is caught up when
         it is next named, or by ``flush``.
     moments : str
-        "masked" as torch's; "decayed": the moments of a row decay in the steps that do not name it; "exact": the row moves in them
-        too, so that after ``flush`` all is as dense Adam would have it.
+        "masked" as torch's; "decayed": the moments of a row decay in the steps that do not name it; "exact": the row moves in
+        them too, so that after ``flush`` all is as dense Adam would have it.
     bias_correction : str
         "global": by the number of the step; "row": by the row's own number of updates.
     amsgrad : bool
@@ -97,9 +97,7 @@ class SparseAdam(SparseOptimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "maximize": maximize, "weight_decay": weight_decay}
         modes = {"weight_decay_mode": weight_decay_mode, "moments": moments, "bias_correction": bias_correction}
         states = {"amsgrad": amsgrad, "rowwise": rowwise, "state_dtype": state_dtype}
-        super().__init__(
-            params, {**defaults, **modes, **states, "stochastic_rounding": stochastic_rounding, "seed": seed}
-        )
+        super().__init__(params, {**defaults, **modes, **states, "stochastic_rounding": stochastic_rounding, "seed": seed})
 
     def _check_options(self, group: dict[str, Any]) -> None:
         check_range(group["lr"], "learning rate", 0.0, open_=True)
@@ -178,8 +176,8 @@ class SparseAdagrad(SparseOptimizer):
 
     Notes
     -----
-    State: ``step`` and ``sum``, as torch.optim.Adagrad has it, whose ``state_dict`` is accepted; ``last_step`` and ``history`` for
-    the lazy decay. Cost, determinism and source: ``sparsekit.sparse_adagrad_step``.
+    State: ``step`` and ``sum``, as torch.optim.Adagrad has it, whose ``state_dict`` is accepted; ``last_step`` and ``history``
+    for the lazy decay. Cost, determinism and source: ``sparsekit.sparse_adagrad_step``.
 
     Examples
     --------

@@ -24,6 +24,7 @@ def _backend(backend):
 
 
 LAZY = {"weight_decay": 0.1, "weight_decay_mode": "decoupled_lazy"}
+MOMENTUM = {"momentum": 0.9}
 DENSE = close(1e-9, 1e-11)
 
 
@@ -60,8 +61,18 @@ def schedule(step):
         (SparseAdagrad, {"initial_accumulator_value": 0.5}, torch.optim.Adagrad, {"initial_accumulator_value": 0.5}),
         (SparseSGD, {}, torch.optim.SGD, {}),
         (SparseSGD, {"momentum": 0.9, "moments": "exact"}, torch.optim.SGD, {"momentum": 0.9}),
-        (SparseSGD, {"momentum": 0.9, "moments": "exact", "dampening": 0.2}, torch.optim.SGD, {"momentum": 0.9, "dampening": 0.2}),
-        (SparseSGD, {"momentum": 0.9, "moments": "exact", "nesterov": True}, torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+        (
+            SparseSGD,
+            {"momentum": 0.9, "moments": "exact", "dampening": 0.2},
+            torch.optim.SGD,
+            {"momentum": 0.9, "dampening": 0.2},
+        ),
+        (
+            SparseSGD,
+            {"momentum": 0.9, "moments": "exact", "nesterov": True},
+            torch.optim.SGD,
+            {"momentum": 0.9, "nesterov": True},
+        ),
     ],
     ids=lambda x: x.__name__ if isinstance(x, type) else "-".join(x),
 )
@@ -166,16 +177,18 @@ def test_5_and_5_steps_are_10_steps_to_the_bit(cls, options, dtype):
 @pytest.mark.parametrize(
     ("theirs", "their_options", "ours", "options", "is_sparse"),
     [
-        (torch.optim.SparseAdam, {}, SparseAdam, {"moments": "exact", **LAZY}, True),
-        (torch.optim.Adam, {"amsgrad": True}, SparseAdam, {"bias_correction": "row", "amsgrad": True}, False),
-        (torch.optim.AdamW, {}, Adam, {"moments": "exact", **LAZY}, False),
+        (torch.optim.SparseAdam, {}, SparseAdam, {}, True),
+        (torch.optim.SparseAdam, {}, Adam, {}, True),
+        (torch.optim.Adam, {"amsgrad": True}, SparseAdam, {"moments": "exact"}, False),
+        (torch.optim.AdamW, {}, SparseAdam, {"moments": "exact", "weight_decay_mode": "decoupled_lazy"}, False),
+        (torch.optim.AdamW, {}, Adam, {"moments": "exact", "weight_decay_mode": "decoupled_lazy"}, False),
         (torch.optim.Adagrad, {}, SparseAdagrad, LAZY, True),
-        (torch.optim.SGD, {"momentum": 0.9}, SparseSGD, {"momentum": 0.9, "moments": "exact", **LAZY}, False),
+        (torch.optim.SGD, {"momentum": 0.9}, SparseSGD, {"moments": "exact", **LAZY}, False),
     ],
     ids=lambda x: x.__name__ if isinstance(x, type) else "",
 )
 def test_torchs_checkpoints_are_accepted(theirs, their_options, ours, options, is_sparse):
-    """Every row is taken to be up to date then: the next flush has one step to make up for."""
+    """Ours goes on as torch's does; every row is taken to be up to date in what is loaded."""
     module = nn.Embedding(30, 4, sparse=is_sparse, dtype=torch.float64)
     peer = theirs(module.parameters(), lr=0.05, **their_options)
     run(module, peer, 4)
@@ -184,23 +197,18 @@ def test_torchs_checkpoints_are_accepted(theirs, their_options, ours, options, i
     optimizer = ours(other.parameters(), lr=0.01, **options)
     optimizer.load_state_dict(peer.state_dict())
     assert optimizer.param_groups[0]["lr"] == 0.05
-    run(other, optimizer, 1, start=4)
-    for name, value in peer.state[module.weight].items():
-        assert (optimizer.state[other.weight][name] != value).any() == (name != "step") or name == "step"
+    run(module, peer, 6, start=4)
+    run(other, optimizer, 6, start=4)
     optimizer.flush()
-    if options.get("weight_decay_mode") == "decoupled_lazy" and options.get("moments", "masked") == "masked":
-        touched = other.weight.grad.coalesce().indices()[0] if other.weight.grad is not None else []
-        rest = [i for i in range(30) if i not in set(touched.tolist())]
-        decay = optimizer.param_groups[0]["weight_decay"]
-        close(1e-12, 0)(other.weight[rest], module.weight[rest] * (1 - 0.05 * decay))
+    DENSE(other.weight, module.weight)
+    for name, value in peer.state[module.weight].items():
+        DENSE(torch.as_tensor(optimizer.state[other.weight][name]), torch.as_tensor(value))
 
 
 def test_states_that_do_not_fit_are_refused_and_nothing_is_loaded():
-    module = embedding()
+    module = embedding(torch.float32)
     for cls, options in MODES:
         optimizer = cls(module.parameters(), **options)
-        if options.get("state_dtype"):
-            continue
         run(module, optimizer, 2)
         for name in set(optimizer.state[module.weight]) - {"step"}:
             bad = copy.deepcopy(optimizer.state_dict())
