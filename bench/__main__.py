@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench import _commands
 from bench._arguments import natural, positive, rate
+from bench._optimizers import BOTH, CHOICES
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,7 +37,14 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--lr", type=rate, default=0.01)
     parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument("--threads", type=positive, help="threads of torch and of sparsekit; else the CPUs there are")
-    parser.add_argument("--optimizer", choices=("both", "sparsekit", "torch"), default="both")
+    parser.add_argument(
+        "--optimizer",
+        choices=("both", "all", *CHOICES),
+        nargs="+",
+        default=["both"],
+        help='both: SparseAdam of sparsekit and of torch, which must agree; the others by name, or all; "sparsekit" and "torch" '
+        "are those two",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, a line for each optimizer")
 
 
@@ -46,7 +54,7 @@ def _train(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
     import sparsekit
     from bench import train
-    from bench._contender import OPTIMIZERS, Job
+    from bench._contender import Job
     from bench._text import read_text
 
     start = time.perf_counter()
@@ -69,7 +77,8 @@ def _train(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         threads=options.threads or sparsekit.get_num_threads(),
     )
     console.print(f"{job.steps} steps of {job.batch} pairs, 5 negatives each; dim {job.dim}, lr {job.lr}, {job.threads} threads")
-    names = OPTIMIZERS if options.optimizer == "both" else (options.optimizer,)
+    meant = {"both": BOTH, "all": tuple(CHOICES)}
+    names = tuple(dict.fromkeys(name for given in options.optimizer for name in meant.get(given, (given,))))
     results = train.train(job, names, console)
     status = train.show(job, results, console)
     if options.json:

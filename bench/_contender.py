@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from bench import _machine
+from bench._optimizers import CHOICES, state_bytes
 from bench._pairs import EVALUATION, TRAINING, Pairs
 from bench._text import Text
 
-OPTIMIZERS = ("sparsekit", "torch")
 _EVALUATION_BATCHES = 4
 
 
@@ -44,6 +44,7 @@ class Result:
     final_loss: float
     batches_crc32: int
     vectors: np.ndarray[Any, np.dtype[np.float32]]
+    state_bytes: int
     machine: dict[str, object]
 
 
@@ -64,15 +65,11 @@ class Training:
         torch.nn.init.uniform_(self._inputs.weight, -0.5 / job.dim, 0.5 / job.dim, generator=generator)
         torch.nn.init.zeros_(self._outputs.weight)
         parameters = [self._inputs.weight, self._outputs.weight]
-        self._optimizer: torch.optim.Optimizer
-        if name == "sparsekit":
+        if CHOICES[name].library == "sparsekit":
             import sparsekit
-            import sparsekit.torch
 
             sparsekit.set_num_threads(job.threads)
-            self._optimizer = sparsekit.torch.SparseAdam(parameters, lr=job.lr)
-        else:
-            self._optimizer = torch.optim.SparseAdam(parameters, lr=job.lr)
+        self._optimizer = CHOICES[name].make(parameters, job.lr)
         self._optimizer_times: list[float] = []
         self._step_times: list[float] = []
         self._losses: list[float] = []
@@ -98,6 +95,8 @@ class Training:
         return self._losses[-1]
 
     def result(self) -> Result:
+        if hasattr(self._optimizer, "flush"):  # rows that wait for their updates
+            self._optimizer.flush()
         return Result(
             self._name,
             self._optimizer_times,
@@ -107,6 +106,7 @@ class Training:
             self._evaluate(),
             self._crc32,
             self._inputs.weight.detach().numpy(),
+            state_bytes(self._optimizer),
             _machine.describe(),
         )
 

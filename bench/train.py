@@ -1,4 +1,4 @@
-"""Skip-gram embeddings of real text, trained with sparsekit's SparseAdam and with torch's on the same batches."""
+"""Skip-gram embeddings of real text, trained with sparsekit's optimizers and torch's on the same batches."""
 
 import json
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bench._contender import Contender, Job, Result
+from bench._optimizers import BOTH
 from bench._text import Text
 
 LOSS_LIMIT = 1e-4
@@ -35,6 +36,7 @@ class Summary:
     start_loss: float
     final_loss: float
     batches_crc32: int
+    state_mb: float
 
 
 def train(job: Job, names: tuple[str, ...], console: Console) -> list[Result]:
@@ -62,6 +64,7 @@ def summarise(result: Result) -> Summary:
         result.start_loss,
         result.final_loss,
         result.batches_crc32,
+        result.state_bytes / 1e6,
     )
 
 
@@ -97,10 +100,10 @@ def neighbours(text: Text, vectors: np.ndarray[Any, Any], *, words: int = 6, eac
 def show(job: Job, results: list[Result], console: Console) -> int:
     """Print the table, the comparison and the neighbours; the exit status, 1 if the contenders disagree."""
     rows = [summarise(result) for result in results]
-    table = Table(title="SparseAdam on the same batches from the same start")
-    table.add_column("optimizer")
+    table = Table(title="The same batches from the same start")
+    table.add_column("optimizer", no_wrap=True)
     warmup = f"first {rows[0].warmup_steps}\noptimizer steps"
-    for heading in ("optimizer\nstep", "training\nstep", warmup, "loss\nbefore", "loss\nafter"):
+    for heading in ("optimizer\nstep", "training\nstep", warmup, "loss\nbefore", "loss\nafter", "states\nMB"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
@@ -110,12 +113,13 @@ def show(job: Job, results: list[Result], console: Console) -> int:
             f"{row.warmup_s:.2f} s",
             f"{row.start_loss:.6f}",
             f"{row.final_loss:.6f}",
+            f"{row.state_mb:.1f}",
         )
     console.print(table)
     console.print("Step times are medians without the first steps, in which sparsekit compiles.", style="dim")
 
     status = 0
-    if len(rows) == 2:
+    if tuple(row.optimizer for row in rows) == BOTH:  # others are different methods
         ours, theirs = rows
         console.print(
             f"{ours.optimizer}'s optimizer step is {theirs.optimizer_step_ms / ours.optimizer_step_ms:.2f}x, the whole "
@@ -160,7 +164,7 @@ def _rounds(steps: int) -> Iterator[int]:
 @contextmanager
 def _progress(console: Console) -> Iterator[Progress]:
     columns = (
-        TextColumn("{task.description:>10}"),
+        TextColumn("{task.description:>16}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]}"),

@@ -214,13 +214,14 @@ def trained(shipped):
     from rich.console import Console
 
     from bench import train
-    from bench._contender import OPTIMIZERS, Job
+    from bench._contender import Job
+    from bench._optimizers import BOTH
 
     console = Console(file=io.StringIO())
 
     text = _text.number_words(shipped[:1000])
     job = Job(text=text, steps=30, dim=16, batch=512, lr=0.05, seed=0, threads=1)
-    return job, train.train(job, OPTIMIZERS, console)
+    return job, train.train(job, BOTH, console)
 
 
 @needs_torch

@@ -144,9 +144,7 @@ class SparseOptimizer(Optimizer):
         super().load_state_dict(state_dict)
         for number, (_, p, group) in zip(numbers, self._params(), strict=True):
             for name, saved in state_dict["state"].get(number, {}).items():
-                if isinstance(
-                    saved, Tensor
-                ):  # torch casts it to the parameter's dtype, or shares it
+                if isinstance(saved, Tensor):  # torch casts it to the parameter's dtype, or shares it
                     dtype = self._state_dtype(p, group) if name in self._full else saved.dtype
                     device = saved.device if name == "step" else p.device
                     self.state[p][name] = saved.to(device=device, dtype=dtype, copy=True)
