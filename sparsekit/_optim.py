@@ -190,7 +190,7 @@ def update_rows(
     check: bool,
     call: Callable[[dict[str, Array], Index, Array, Index | None], bool],
 ) -> None:
-    """Let ``call(tables, rows, gradient, row_numbers)`` update the rows that idx names; IndexError if it reports one out of range.
+    """Let ``call(tables, rows, gradient, row_numbers)`` update the rows that idx names; IndexError where one is out of range.
 
     ``row_numbers`` is None unless the tables hold only the touched rows, as copies.
     """
