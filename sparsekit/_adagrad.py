@@ -83,8 +83,8 @@ def sparse_adagrad_step(
     Notes
     -----
     Cost: reads the gradient once, reads and writes the touched rows of the arrays once; extra memory O(nnz + width) (for
-    arrays that are not C-contiguous: a copy of the touched rows). A zero gradient changes nothing in Adagrad, so rows that sit out
-    steps have nothing but decay to catch up.
+    arrays that are not C-contiguous: a copy of the touched rows). A zero gradient changes nothing in Adagrad, so rows that sit
+    out steps have nothing but decay to catch up.
     Determinism: same bits from run to run, for any number of threads and on every backend.
     Source: Duchi et al. 2011, as torch.optim.Adagrad has it, which it equals by default; FBGEMM's rowwise Adagrad.
 

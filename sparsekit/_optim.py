@@ -1,5 +1,6 @@
 """What the optimizer steps share: checks of arrays and modes, tables for the backend, the history of the lazy modes."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -105,23 +106,21 @@ def check_outputs(outputs: Raws, dims: tuple[int, ...], row_shaped: tuple[str, .
     shape = outputs["param"].array.shape
     for name, out in outputs.items():
         _validate.check_output(out, name)
-        if name in row_shaped and out.array.shape != dims:
-            raise ValueError(f"{name} must have the shape {dims} of param's sparse dimensions, got {out.array.shape}")
-        if name not in row_shaped and out.array.shape != shape:
+        if name in row_shaped:
+            if out.array.shape != dims:
+                raise ValueError(f"{name} must have the shape {dims} of param's sparse dimensions, got {out.array.shape}")
+            if name in ("last_step", "row_step") and out.dtype != "int64":
+                raise TypeError(f"{name} must have dtype int64, got {out.dtype}")
+        elif out.array.shape != shape:
             raise ValueError(f"{name} must have param's shape {shape}, got {out.array.shape}")
-        if name in ("last_step", "row_step") and out.dtype != "int64":
-            raise TypeError(f"{name} must have dtype int64, got {out.dtype}")
     check_distinct(outputs)
 
 
 def check_distinct(outputs: Raws) -> None:
-    names = list(outputs)
-    for i, one in enumerate(names):
-        for other in names[i + 1 :]:
-            a, b = outputs[one].array, outputs[other].array
-            # Bounds first: they decide nearly always. Exact for strided views that interleave.
-            if np.may_share_memory(a, b) and np.shares_memory(a, b):
-                raise ValueError(f"{one} and {other} must not share memory; each is updated in place")
+    for (one, a), (other, b) in itertools.combinations(outputs.items(), 2):
+        # Bounds first: they decide nearly always. Exact for strided views that interleave.
+        if np.may_share_memory(a.array, b.array) and np.shares_memory(a.array, b.array):
+            raise ValueError(f"{one} and {other} must not share memory; each is updated in place")
 
 
 def check_history(history: Raw, step: int, outputs: Raws) -> None:
@@ -190,7 +189,7 @@ def update_rows(
     check: bool,
     call: Callable[[dict[str, Array], Index, Array, Index | None], bool],
 ) -> None:
-    """Let ``call(tables, rows, gradient, row_numbers)`` update the rows that idx names; IndexError if it reports one out of range.
+    """Let ``call(tables, rows, gradient, row_numbers)`` update the rows that idx names; IndexError where one is out of range.
 
     ``row_numbers`` is None unless the tables hold only the touched rows, as copies.
     """
@@ -203,7 +202,7 @@ def update_rows(
     for a in arrays:
         if np.may_share_memory(gradient, a):
             gradient = gradient.copy()
-        if a.dtype == np.int64 and np.may_share_memory(rows, a):
+        if a.dtype.kind == "i" and np.may_share_memory(rows, a):
             rows = rows.copy()
     if not gradient.size:
         return
@@ -211,10 +210,11 @@ def update_rows(
     if as_they_are:
         tables = [_table(a, dims) for a in arrays]
     else:
-        touched, rows = np.unique(rows, return_inverse=True)
+        touched, places = np.unique(rows, return_inverse=True)
+        rows = places.astype(np.int64, copy=False)
         where = np.unravel_index(touched, dims) if dims else ...
         tables = [_table(np.array(a[where], a.dtype.newbyteorder("="), order="C"), (touched.size,)) for a in arrays]
-    if not call(dict(zip(outputs, tables, strict=True)), rows.astype(np.int64, copy=False), gradient, touched):
+    if not call(dict(zip(outputs, tables, strict=True)), rows, gradient, touched):
         _validate.check_index_range(idx, dims)
         raise RuntimeError("the backend reports an index out of range, but every index lies in its dimension")
     if touched is not None:
@@ -262,4 +262,4 @@ def _is_table(a: Array) -> bool:
 
 def _table(a: Array, dims: tuple[int, ...]) -> Array:
     """The C-contiguous a as (rows, width); width 1 where a holds one number a row."""
-    return a.reshape(math.prod(dims), math.prod(a.shape[len(dims) :]))
+    return a if a.ndim == 2 and len(dims) == 1 else a.reshape(math.prod(dims), math.prod(a.shape[len(dims) :]))

@@ -7,7 +7,6 @@ import numpy as np
 from sparsekit_numba import _optim
 from sparsekit_numba._jit import kernel
 from sparsekit_numba._optim import Array, Index
-from sparsekit_numba._reduce import LEVELS
 from sparsekit_numba._scalars import prefetch_row
 
 
@@ -61,7 +60,7 @@ def _adagrad_rows(
     """
     p, g, total = work[0], work[1], work[2]
     real, width = p.dtype.type, p.size
-    squares, small_tree = np.empty((width, 1)), np.empty((LEVELS, 1))
+    squares = np.empty(width)
     known = np.searchsorted(gradient.long, first)
     for s in range(first, last):
         row = s
@@ -87,7 +86,7 @@ def _adagrad_rows(
             if flags.decay != 1:
                 _optim.multiply(p, flags.decay)
             if flags.rowwise:
-                mean = real(_optim.mean_of_squares(g, squares, small_tree))
+                mean = real(_optim.mean_of_squares(g, squares))
                 for j in range(width):
                     total[j] += mean
             else:
@@ -95,7 +94,7 @@ def _adagrad_rows(
                     total[j] += g[j] * g[j]
             for j in range(width):
                 p[j] -= real(flags.lr) * (g[j] / (np.sqrt(total[j]) + real(eps)))
-            _optim.store_row(tables.state_sum, row, flags.state_form, total, flags, lazy, 1)
-        _optim.store_row(tables.param, row, flags.form, p, flags, lazy, 0)
+            _optim.store_row(tables.state_sum, row, flags.state_form, total, flags, lazy, lazy.keys[1])
+        _optim.store_row(tables.param, row, flags.form, p, flags, lazy, lazy.keys[0])
         if flags.tracked:
             lazy.last_step[row] = flags.step

@@ -244,7 +244,7 @@ def _adam_rows(
     p, g, m, v = work[0], work[1], work[2], work[3]
     w = work[4] if rates.amsgrad else v
     real, width = p.dtype.type, p.size
-    squares, small_tree = np.empty((width, 1)), np.empty((LEVELS, 1))
+    squares = np.empty(width)
     b2_of_step = _optim.power(rates.beta2, flags.step)
     known = np.searchsorted(gradient.long, first)
     for s in range(first, last):
@@ -277,7 +277,7 @@ def _adam_rows(
             for j in range(width):
                 m[j] += (g[j] - m[j]) * real(1 - rates.beta1)
             if flags.rowwise:
-                mean = real(_optim.mean_of_squares(g, squares, small_tree))
+                mean = real(_optim.mean_of_squares(g, squares))
                 for j in range(width):
                     v[j] += (mean - v[j]) * real(1 - rates.beta2)
             else:
@@ -293,8 +293,8 @@ def _adam_rows(
                 b2 = _optim.power(rates.beta2, count)
                 size = flags.lr * np.sqrt(1 - b2) / (1 - _optim.power(rates.beta1, count))
             _move(p, m, w, real(size), real(rates.eps * np.sqrt(1 - b2) if flags.moments == EXACT else rates.eps))
-        _optim.store_row(tables.param, row, flags.form, p, flags, lazy, 0)
-        _optim.store_row(tables.exp_avg, row, flags.state_form, m, flags, lazy, 1)
-        _optim.store_row(tables.exp_avg_sq, row, flags.state_form, v, flags, lazy, 2)
+        _optim.store_row(tables.param, row, flags.form, p, flags, lazy, lazy.keys[0])
+        _optim.store_row(tables.exp_avg, row, flags.state_form, m, flags, lazy, lazy.keys[1])
+        _optim.store_row(tables.exp_avg_sq, row, flags.state_form, v, flags, lazy, lazy.keys[2])
         if rates.amsgrad:
-            _optim.store_row(tables.max_exp_avg_sq, row, flags.state_form, w, flags, lazy, 3)
+            _optim.store_row(tables.max_exp_avg_sq, row, flags.state_form, w, flags, lazy, lazy.keys[3])

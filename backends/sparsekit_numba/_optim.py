@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sparsekit_numba import _pool
 from sparsekit_numba._group import group
 from sparsekit_numba._jit import inlined
-from sparsekit_numba._reduce import AT_LEAST, LEVELS, reduce_long_groups, reduce_rows, split, wide_dtype
+from sparsekit_numba._reduce import AT_LEAST, BLOCK, LEVELS, reduce_long_groups, reduce_rows, split, wide_dtype
 from sparsekit_numba._scalars import FORMS, PLAIN, SUM, as_state, mix, store, store_at_random
 from sparsekit_numba._scratch import Scratch
 
@@ -187,13 +187,13 @@ def load_row(table: Any, row: Any, form: Any, out: Any) -> None:
 
 
 @inlined
-def store_row(table: Any, row: Any, form: Any, x: Any, flags: Any, lazy: Any, number: Any) -> None:
-    """A row rounded to the table's dtype; array ``number`` of the step."""
+def store_row(table: Any, row: Any, form: Any, x: Any, flags: Any, lazy: Any, key: Any) -> None:
+    """A row rounded to the table's dtype."""
     width = table.shape[1]
     if flags.at_random and form != PLAIN:
         at = np.uint64(lazy.row_numbers[row] if lazy.row_numbers.size else row) * np.uint64(width)
         for j in range(width):
-            drawn = mix(lazy.keys[number] + (at + np.uint64(j) + np.uint64(1)) * _GOLDEN)
+            drawn = mix(key + (at + np.uint64(j) + np.uint64(1)) * _GOLDEN)
             store_at_random(table, row, j, x[j], form, drawn)
     else:
         for j in range(width):
@@ -201,13 +201,21 @@ def store_row(table: Any, row: Any, form: Any, x: Any, flags: Any, lazy: Any, nu
 
 
 @inlined
-def mean_of_squares(g: Any, squares: Any, tree: Any) -> Any:
-    """Summed in float64 by the contract's tree."""
+def mean_of_squares(g: Any, squares: Any) -> Any:
+    """Summed in float64 by the contract's tree, each level over the one before."""
     for j in range(g.size):
         x = np.float64(g[j])
-        squares[j, 0] = x * x
-    level = reduce_rows(squares, None, 0, g.size, SUM, PLAIN, tree)
-    return tree[level, 0] / g.size
+        squares[j] = x * x
+    left = g.size
+    while left > 1:
+        blocks = (left + BLOCK - 1) // BLOCK
+        for b in range(blocks):
+            total = squares[b * BLOCK]
+            for j in range(b * BLOCK + 1, min((b + 1) * BLOCK, left)):
+                total += squares[j]
+            squares[b] = total
+        left = blocks
+    return squares[0] / g.size
 
 
 @inlined

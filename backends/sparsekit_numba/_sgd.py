@@ -141,9 +141,9 @@ def _sgd_rows(
                 _into_buffer(g, b, flags.step == 1, rates)
             for j in range(width):
                 p[j] -= real(flags.lr) * g[j]
-        _optim.store_row(tables.param, row, flags.form, p, flags, lazy, 0)
+        _optim.store_row(tables.param, row, flags.form, p, flags, lazy, lazy.keys[0])
         if rates.buffered:
-            _optim.store_row(tables.momentum_buffer, row, flags.state_form, b, flags, lazy, 1)
+            _optim.store_row(tables.momentum_buffer, row, flags.state_form, b, flags, lazy, lazy.keys[1])
 
 
 @inlined

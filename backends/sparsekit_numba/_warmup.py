@@ -1,17 +1,36 @@
 """Compile ahead of first use, by small calls that reach the kernels of the common dtypes."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
+from sparsekit_numba._adagrad import sparse_adagrad_step
 from sparsekit_numba._adam import sparse_adam_step
 from sparsekit_numba._coalesce import coalesce
+from sparsekit_numba._sgd import sparse_sgd_step
 from sparsekit_numba._topk import topk
 
 _N = 1 << 15  # enough entries for the parallel sort
+_PLAIN = SimpleNamespace(
+    step=1,
+    lr=1e-3,
+    decay=1.0,
+    lazy=False,
+    moments="masked",
+    state_dtype="float32",
+    rowwise=False,
+    keys=None,
+    row_step=None,
+    last_step=None,
+    history=None,
+    row_numbers=None,
+)
 _DTYPES = ("float16", "bfloat16", "float32", "float64", "int64")
 
 
 def warmup() -> None:
-    """coalesce, topk and sparse_adam_step for float16, bfloat16, float32 and float64; coalesce and topk for int64."""
+    """coalesce, topk and sparse_adam_step for float16, bfloat16, float32 and float64; coalesce and topk for int64; Adagrad and
+    SGD for float32. Adam's other modes are compiled on first use."""
     rng = np.random.default_rng(0)
     narrow, broad = rng.integers(0, 100, (2, _N)), rng.integers(0, 2**30, (2, _N))
     few = np.ascontiguousarray(broad[:, :100])  # the short way
@@ -54,3 +73,8 @@ def warmup() -> None:
                 maximize=False,
                 modes=None,
             )
+    table, rows, values = np.zeros((100, 2), np.float32), narrow[0], np.ones((_N, 2), np.float32)
+    shared = {"dtype": "float32", "weight_decay": 0.0, "maximize": False, "modes": _PLAIN}
+    sparse_adagrad_step(table, np.zeros_like(table), rows, values, eps=1e-10, **shared)
+    for buffer in (None, np.zeros_like(table)):
+        sparse_sgd_step(table, buffer, rows, values, momentum=0.9, dampening=0.0, nesterov=False, **shared)

@@ -203,4 +203,5 @@ def _at_rest(x: _Rows, before: Index, end: int, real: type, rates: _Rates, modes
         decay = _optim.decay_between(modes.history, before, np.full_like(before, end)) if modes.lazy else np.ones(len(before))
         resolution = (_optim.unit(real) * decay)[:, None] * np.abs(x.p.astype(np.float64))
         still |= bound <= resolution * np.sqrt(x.denominator.astype(np.float64))
-    return still.all(axis=1)
+    rows: NDArray[np.bool] = still.all(axis=1)
+    return rows

@@ -77,14 +77,17 @@ def _half_at_random(x: NDArray[np.float32], bits: NDArray[np.uint64]) -> NDArray
     half = np.where(magnitude < np.uint32(0x38800000), small, normal)
     half = np.where(magnitude >= np.uint32(0x47800000), np.uint32(0x7C00), half)
     half = np.where(np.isnan(x), np.uint32(0x7E00), half)
-    return (half | ((pattern >> np.uint32(16)) & np.uint32(0x8000))).astype(np.uint16)
+    sign = (pattern >> np.uint32(16)) & np.uint32(0x8000)
+    out: NDArray[np.uint16] = (half | sign).astype(np.uint16)
+    return out
 
 
 def mean_of_squares(g: Array) -> Float64:
     """``(rows, 1)``: of each row, summed in float64 by the contract's tree."""
     rows, width = g.shape
     squares = np.square(g.astype(np.float64)).reshape(-1, 1)
-    return reduce_groups(squares, np.full(rows, width), "float64", "sum") / width
+    mean: Float64 = reduce_groups(squares, np.full(rows, width), "float64", "sum") / width
+    return mean
 
 
 def power(x: float, n: Index) -> Float64:

@@ -81,8 +81,8 @@ def _catch_up(
         return p, b
     if modes.moments == "exact":
         moving = np.flatnonzero((b != 0).any(axis=1))
-        sizes = _sum_of_sizes(last[moving], end, _optim.unit(real), momentum, nesterov, modes).astype(real)
-        p[moving] = p[moving] - sizes[:, None] * b[moving]
+        sizes = _sum_of_sizes(last[moving], end, _optim.unit(real), momentum, nesterov, modes)[:, None]
+        p[moving] = p[moving] - sizes.astype(real) * b[moving]
     return p, b * _optim.power(momentum, end - last).astype(real)[:, None]
 
 
