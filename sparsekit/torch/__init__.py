@@ -6,6 +6,8 @@ The functions of ``sparsekit`` take torch tensors as they are; this package hold
 from sparsekit.torch._clip import clip_grad_norm_, clip_grad_value_
 from sparsekit.torch._coalesce import coalesce
 from sparsekit.torch._convert import from_sparse_tensor, to_sparse_tensor
+from sparsekit.torch._ddp import TopKState, sparse_hook, topk_hook
+from sparsekit.torch._distributed import Traffic, sparse_all_reduce_
 from sparsekit.torch._gradients import accumulate_grad_, coalesce_grads_, grads_are_finite, unscale_grads_
 from sparsekit.torch._mixed import Adam
 from sparsekit.torch._optimizers import SparseAdagrad, SparseAdam, SparseSGD
@@ -18,6 +20,8 @@ __all__ = [
     "SparseAdam",
     "SparseSGD",
     "TopK",
+    "TopKState",
+    "Traffic",
     "accumulate_grad_",
     "clip_grad_norm_",
     "clip_grad_value_",
@@ -25,7 +29,10 @@ __all__ = [
     "coalesce_grads_",
     "from_sparse_tensor",
     "grads_are_finite",
+    "sparse_all_reduce_",
+    "sparse_hook",
     "to_sparse_tensor",
     "topk_gradients_",
+    "topk_hook",
     "unscale_grads_",
 ]
