@@ -1,14 +1,17 @@
-"""python -m bench train | run | table | compare | plot"""
+"""python -m bench train | topk-train | run | table | compare | plot"""
 
 import argparse
 import importlib.util
+import os
 import sys
 import time
 from pathlib import Path
 
 from bench import _commands
-from bench._arguments import natural, positive, rate
+from bench._arguments import natural, positive, rate, share
 from bench._optimizers import BOTH, CHOICES
+
+_IMPORTED_AS = {"scikit-learn": "sklearn"}  # a package's name where it is not its module's
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -16,10 +19,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Jobs and measurements on sparsekit.")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_train(commands)
+    _add_topk_train(commands)
     _commands.add(commands)
     options = parser.parse_args(arguments)
     for package in options.needs:
-        if importlib.util.find_spec(package) is None:
+        if importlib.util.find_spec(_IMPORTED_AS.get(package, package)) is None:
             parser.error(f"needs the package {package}: python -m pip install {package}")
     status: int = options.run(options, parser)
     return status
@@ -53,14 +57,13 @@ def _train(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     import rich.markup
 
     import sparsekit
-    from bench import train
+    from bench import _train
     from bench._contender import Job
     from bench._text import read_text
 
     start = time.perf_counter()
     console = rich.console.Console(highlight=False)
-    if options.json and not options.json.parent.is_dir():
-        parser.error(f"--json: there is no folder {options.json.parent}")
+    _check_json(options, parser)
     try:
         text = read_text(options.text, min_count=options.min_count)
     except (OSError, ValueError) as error:
@@ -79,12 +82,51 @@ def _train(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     console.print(f"{job.steps} steps of {job.batch} pairs, 5 negatives each; dim {job.dim}, lr {job.lr}, {job.threads} threads")
     meant = {"both": BOTH, "all": tuple(CHOICES)}
     names = tuple(dict.fromkeys(name for given in options.optimizer for name in meant.get(given, (given,))))
-    results = train.train(job, names, console)
-    status = train.show(job, results, console)
+    results = _train.train(job, names, console)
+    status = _train.show(job, results, console)
     if options.json:
-        train.write_json(options.json, job, results)
+        _train.write_json(options.json, job, results)
     console.print(f"{time.perf_counter() - start:.0f} s in all", style="dim")
     return status
+
+
+def _add_topk_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "train networks on handwritten digits with Top-K gradients and densely, and compare their accuracies"
+    formatter = argparse.ArgumentDefaultsHelpFormatter
+    parser = commands.add_parser("topk-train", help=text, description=text, formatter_class=formatter)
+    parser.set_defaults(run=_topk_train, needs=("rich", "torch", "scikit-learn"))
+    parser.add_argument("--ratio", type=share, default=0.01, help="share of the network's coordinates that Top-K keeps")
+    parser.add_argument("--epochs", type=positive, default=30)
+    parser.add_argument("--seeds", type=positive, default=4, help="runs of each method, with seeds from 0")
+    parser.add_argument(
+        "--lr", type=rate, help="of SGD, for every method; else for each the one that did best on the validation part"
+    )
+    parser.add_argument("--threads", type=positive, default=1, help="threads of torch and of sparsekit; the networks are small")
+    parser.add_argument("--held-out", choices=("test", "validation"), default="test", help="validation: to choose options with")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, a line for each network and method")
+
+
+def _topk_train(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    # OpenMP reads it as torch loads: else torch's waiting threads spin on the cores that sparsekit's need, and the reverse.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from bench import _topk_train
+
+    start = time.perf_counter()
+    console = _commands.new_console()
+    _check_json(options, parser)
+    job = _topk_train.Job(**{field: getattr(options, field) for field in _topk_train.Job.__annotations__})
+    console.print(_topk_train.describe(job))
+    rows = _topk_train.train(job, console)
+    status = _topk_train.show(job, rows, console)
+    if options.json:
+        _topk_train.write_json(options.json, job, rows)
+    console.print(f"{time.perf_counter() - start:.0f} s in all", style="dim")
+    return status
+
+
+def _check_json(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json: there is no folder {options.json.parent}")
 
 
 if __name__ == "__main__":

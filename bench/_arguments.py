@@ -22,6 +22,16 @@ def rate(text: str) -> float:
     return number
 
 
+def share(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number > 0 and <= 1, got {text!r}")
+    return number
+
+
 def _at_least(least: int, text: str) -> int:
     try:
         number = int(text)

@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return 0
     if importlib.util.find_spec("numba") is None:
         parser.error("needs the package numba: python -m pip install numba")
-    console = _console()
+    console = new_console()
     machine = _machine.describe(_CORE + _PEERS)
     now = datetime.now(UTC)
     machine["date"] = now.isoformat(timespec="seconds")
@@ -138,7 +138,7 @@ def _measure(
     return rows
 
 
-def _console() -> "Console":
+def new_console() -> "Console":
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -192,7 +192,7 @@ def _compare(options: argparse.Namespace, parser: argparse.ArgumentParser) -> in
     from bench import _tables, compare
 
     before, after = _read(options.before, parser), _read(options.after, parser)
-    console = _console()
+    console = new_console()
     console.print(f"before: {_tables.machine(before)}\nafter:  {_tables.machine(after)}", style="dim")
     found, notes = compare.changes(before, after)
     _tables.print_rich(compare.table(found), console)

@@ -213,7 +213,7 @@ def trained(shipped):
     """A small job and what both contenders made of it, each in a process of its own."""
     from rich.console import Console
 
-    from bench import train
+    from bench import _train
     from bench._contender import Job
     from bench._optimizers import BOTH
 
@@ -221,7 +221,7 @@ def trained(shipped):
 
     text = _text.number_words(shipped[:1000])
     job = Job(text=text, steps=30, dim=16, batch=512, lr=0.05, seed=0, threads=1)
-    return job, train.train(job, BOTH, console)
+    return job, _train.train(job, BOTH, console)
 
 
 @needs_torch
@@ -251,13 +251,13 @@ def test_both_optimizers_train_to_the_same_embedding(trained):
 def test_a_disagreement_is_said_and_gives_status_1(trained, changes, status, message):
     from rich.console import Console
 
-    from bench import train
+    from bench import _train
 
     job, (ours, theirs) = trained
     if "final_loss" in changes:
         changes = {"final_loss": changes["final_loss"] * theirs.final_loss}
     console = Console(file=io.StringIO(), width=200)
-    assert train.show(job, [dataclasses.replace(ours, **changes), theirs], console) == status
+    assert _train.show(job, [dataclasses.replace(ours, **changes), theirs], console) == status
     shown = console.file.getvalue()
     assert message in shown
     assert ("FAILED" in shown) == (status == 1)
@@ -265,7 +265,7 @@ def test_a_disagreement_is_said_and_gives_status_1(trained, changes, status, mes
 
 @needs_torch
 def test_command_passes_its_options_on_and_writes_a_row_for_each_optimizer(tmp_path, capsys, monkeypatch, shipped, trained):
-    from bench import train
+    from bench import _train
 
     (tmp_path / "own.txt").write_text("\n\n".join(shipped[:1000]), encoding="utf-8")
     jobs = []
@@ -274,7 +274,7 @@ def test_command_passes_its_options_on_and_writes_a_row_for_each_optimizer(tmp_p
         jobs.append((job, names))
         return trained[1]
 
-    monkeypatch.setattr(train, "train", train_already_done)
+    monkeypatch.setattr(_train, "train", train_already_done)
     options = "--steps 30 --dim 16 --batch 512 --threads 1 --seed 0 --lr 0.05 --optimizer both"
     files = ["--text", str(tmp_path / "own.txt"), "--json", str(tmp_path / "rows.json")]
     assert _main.main(["train", *files, *options.split()]) == 0
@@ -296,12 +296,12 @@ def test_command_passes_its_options_on_and_writes_a_row_for_each_optimizer(tmp_p
 
 @needs_torch
 def test_neighbours_are_the_nearest_by_cosine():
-    from bench import train
+    from bench import _train
 
     names = ["file", "open", "list", "append", "seldom"]
     text = _text.Text(names, np.array([90, 80, 70, 60, 1]), np.zeros(0, np.int32), np.zeros(0, np.int32))
     vectors = np.array([[1, 0], [9, 1], [0, 2], [1, 9], [1, 0]], dtype=np.float32)
-    assert train.neighbours(text, vectors, words=2, each=2) == {"file": ["open", "append"], "list": ["append", "open"]}
+    assert _train.neighbours(text, vectors, words=2, each=2) == {"file": ["open", "append"], "list": ["append", "open"]}
 
 
 @needs_torch

@@ -91,6 +91,8 @@ def test_members_of_coo_are_documented(name):
 def sources():
     """Every source file of the packages, where they are imported from."""
     packages = ["sparsekit", *(spec.module for spec in _registry._BUILT_IN.values())]
+    if importlib.util.find_spec("bench"):  # in a checkout
+        packages.append("bench")
     folders = [Path(importlib.util.find_spec(package).origin).parent for package in packages]
     return sorted(file for folder in folders for file in folder.rglob("*.py"))
 

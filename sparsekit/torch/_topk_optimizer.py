@@ -47,7 +47,8 @@ class TopK(Optimizer):
         An option out of range; not exactly one of k and ratio; momentum in both places; in ``load_state_dict``, a state that does
         not fit.
     TypeError, ValueError, IndexError
-        In ``step``: as ``topk_gradients_``. Nothing has been changed then; nor, of this class, where the base optimizer raises.
+        In ``step``: as ``topk_gradients_``; ValueError too where a gradient, or what it adds up to, is infinite, NaN or too large
+        for a 16-bit parameter. Nothing has been changed then; nor, of this class, where the base optimizer raises.
 
     Notes
     -----
@@ -61,10 +62,10 @@ class TopK(Optimizer):
         base_optimizer.step() on applied
 
     State, for each parameter: ``residual``, ``momentum_buffer``; sparse where its gradients are, so that no table is made dense;
-    float32 for 16-bit parameters, whose residual so keeps the rounding error too. In ``state_dict``, beside the base
-    optimizer's under "base" and the number of steps. ``.grad`` is the caller's: it is as before after ``step``, and ``zero_grad``
-    never touches the residual. Parameters without a gradient are skipped; their residual waits. Gradients must be finite (see
-    ``GradScaler``, ``grads_are_finite``): NaN is chosen first, and so applied.
+    float32 for 16-bit parameters, whose residual so keeps the rounding error too. In ``state_dict``, with the options,
+    the number of steps, and the base optimizer's under "base". ``.grad`` is the caller's: it is as before after ``step``, and
+    ``zero_grad`` never touches the residual. Parameters without a gradient are skipped; their residual waits. NaN is refused
+    because it would never leave the residual; ``GradScaler`` and ``grads_are_finite`` tell which steps to skip.
     Cost: a few temporary copies of the gradients; a copy of the parameters with ``chosen_only``. Deterministic.
     Source: Lin et al. 2018, Deep Gradient Compression, algorithm 4; error feedback: Stich et al. 2018, Karimireddy et al. 2019.
 
@@ -180,6 +181,7 @@ class TopK(Optimizer):
         old = [self.state.get(p, {}) for p in params]
         momenta = self._momenta(self._clipped(fresh), old)
         sums = [added(s["residual"], u) if "residual" in s else u for s, u in zip(old, momenta, strict=True)]
+        _check_finite(params, sums)
         masks = largest_masks(sums, self._k(sum(p.numel() for p in params)), None)
         applied = [_applied(a, mask, p.dtype) for a, mask, p in zip(sums, masks, params, strict=True)]
 
@@ -237,20 +239,29 @@ class TopK(Optimizer):
         Returns
         -------
         dict
-            "state" (residuals, momenta), "param_groups", "steps", and the base optimizer's state_dict under "base".
+            "state" (residuals, momenta), "param_groups", "options" (k, ratio and so on), "steps" (where the warm-up stands), and
+            the base optimizer's state_dict under "base".
         """
-        return {**super().state_dict(), "steps": self.steps, "base": self.base.state_dict()}
+        return {**super().state_dict(), "options": self._options(), "steps": self.steps, "base": self.base.state_dict()}
+
+    def _options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _OPTIONS}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what ``state_dict`` gave.
+        """Load what ``state_dict`` gave; the saved options replace this optimizer's, as torch has it for lr.
 
         Raises
         ------
         ValueError
             It is no TopK's, or its groups or shapes do not fit. Nothing has been loaded then.
         """
-        if "base" not in state_dict:
-            raise ValueError("expected the state_dict of a TopK; the base optimizer's goes to .base.load_state_dict")
+        if missing := {"base", "options", "steps"} - state_dict.keys():
+            raise ValueError(
+                f"expected the state_dict of a TopK, got one without {', '.join(sorted(missing))}; "
+                "the base optimizer's goes to .base.load_state_dict"
+            )
+        if state_dict["options"].keys() != set(_OPTIONS):
+            raise ValueError(f"expected the options {', '.join(_OPTIONS)}, got {', '.join(state_dict['options'])}")
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
         pairs = list(zip(numbers, params, strict=False))  # the base optimizer checks the numbers of parameters
@@ -263,12 +274,14 @@ class TopK(Optimizer):
         self.base.load_state_dict(state_dict["base"])
         super().load_state_dict(state_dict)
         self.steps = state_dict["steps"]
+        for name, option in state_dict["options"].items():
+            setattr(self, name, option)
         for number, p in pairs:  # torch casts the states to the parameter's dtype; those of 16-bit parameters are float32
             for name, saved in state_dict["state"].get(number, {}).items():
                 self.state[p][name] = saved.to(device=p.device, dtype=_state_dtype(p.dtype), copy=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("defaults", "state", "base", "steps", *_OPTIONS)}
+        return {name: getattr(self, name) for name in ("defaults", "state", "base", "steps")} | self._options()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({name: value for name, value in state.items() if name != "param_groups"})
@@ -276,6 +289,16 @@ class TopK(Optimizer):
 
 def _state_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _check_finite(params: list[Tensor], sums: list[Tensor]) -> None:
+    for p, a in zip(params, sums, strict=True):
+        values = values_of(a).to(p.dtype)
+        if values.numel() and not torch.isfinite(torch.linalg.vector_norm(values, float("inf"))):
+            raise ValueError(
+                f"the gradient, or what it adds up to, of the parameter of shape {tuple(p.shape)} must be finite in {p.dtype}; "
+                "nothing has been changed"
+            )
 
 
 def _applied(accumulated: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -308,3 +308,64 @@ def test_refusals():
     state["state"][1]["residual"] = torch.zeros(2, 2)
     with pytest.raises(ValueError, match="shape"):
         optimizer.load_state_dict(state)
+
+
+def test_saved_options_replace_those_given():
+    """Resumed in mid-warm-up by an optimizer that was made with others."""
+    params, optimizer = make()
+    run(optimizer, params, range(3))
+    others, _ = make()
+    with torch.no_grad():
+        for p, q in zip(others, params, strict=True):
+            p.copy_(q)
+    groups = [{"params": others[:2]}, {"params": others[2:]}]
+    other = TopK(torch.optim.Adam(groups), ratio=0.9, error_feedback=False, clip=0.1, chosen_only=True)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    run(optimizer, params, range(3, 10))  # the warm-up ends with step 8
+    run(other, others, range(3, 10))
+    assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
+    assert other.state_dict()["options"] == optimizer.state_dict()["options"] and other.steps == 10
+
+
+@pytest.mark.parametrize("missing", ["base", "options", "steps", "k"])
+def test_an_incomplete_state_is_refused_and_nothing_loaded(missing):
+    params, optimizer = make()
+    run(optimizer, params, range(3))
+    state = copy.deepcopy(optimizer.state_dict())
+    del (state["options"] if missing == "k" else state)[missing]
+    _, other = make()
+    with pytest.raises(ValueError, match="expected the"):
+        other.load_state_dict(state)
+    assert not other.state and not other.base.state and other.steps == 0
+
+
+@pytest.mark.parametrize("as_sparse", [True, False])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("options", [{"k": 3}, {"k": 0}, {"k": 3, "error_feedback": False}, {"k": 3, "clip": 1.0}])
+def test_a_gradient_that_is_not_finite_is_refused(options, value, as_sparse):
+    params = parameters()
+    optimizer = TopK(torch.optim.SGD(params, lr=0.1), momentum_correction=0.5, **options)
+    set_gradients(params, 0, as_sparse)
+    optimizer.step()
+    before = flat([p.detach() for p in params])
+    state = copy.deepcopy(optimizer.state_dict()["state"])
+    set_gradients(params, 1, as_sparse)
+    params[0].grad = params[0].grad.coalesce() if as_sparse else params[0].grad
+    (params[0].grad.values() if as_sparse else params[0].grad)[1, 1] = value
+    with pytest.raises(ValueError, match=r"shape \(6, 3\) must be finite"):
+        optimizer.step()
+    np.testing.assert_array_equal(flat([p.detach() for p in params]), before)
+    assert optimizer.steps == 1
+    for number, saved in state.items():
+        for name, tensor in optimizer.state_dict()["state"][number].items():
+            np.testing.assert_array_equal(to_numpy(tensor.to_dense()), to_numpy(saved[name].to_dense()))
+
+
+def test_b3_59_what_adds_up_beyond_float16_is_refused():
+    weight = nn.Parameter(torch.zeros(2, dtype=torch.float16))
+    optimizer = TopK(torch.optim.SGD([weight], lr=0.1), k=0)
+    weight.grad = torch.full((2,), 40000.0, dtype=torch.float16)
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"finite in torch\.float16"):
+        optimizer.step()
+    assert optimizer.state[weight]["residual"].tolist() == [40000.0, 40000.0]
