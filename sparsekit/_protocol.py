@@ -177,7 +177,7 @@ class Backend(Protocol):
                     m = m * beta1;  v = v * beta2
                     p = p - size * (m / (sqrt(w) + e)),  size = history[s - 1, 0] * sqrt(1 - b2) / (1 - b1),  e as above }
                 the steps s ... end that are left: as "decayed", from s - 1
-            row_step = row_step + n                                   if it is not 0
+            row_step = row_step + n                 if it is not 0, and moments is not "masked"
 
         A row is at rest if every element is not finite in p, or 0 in m, or has, in float64, with ratio = beta1 / sqrt(beta2) < 1
         (ratio = beta1 with max_exp_avg_sq, which does not decay)::

@@ -183,7 +183,7 @@ def _catch_up(p: Any, m: Any, v: Any, w: Any, row: Any, end: Any, flags: Any, la
         _optim.multiply(v, _optim.power(rates.beta2, left))
     if flags.lazy:
         _optim.multiply(p, _optim.decay_between(lazy.history, since + done, end))
-    if flags.by_row and count > 0:
+    if flags.by_row and count > 0 and flags.moments != MASKED:
         lazy.row_step[row] = count + end - since
 
 

@@ -164,7 +164,7 @@ def _catch_up(x: _Rows, rows: Index, end: int, real: type, rates: _Rates, modes:
         x.v = x.v * _optim.power(rates.beta2, left).astype(real)[:, None]
     if modes.lazy:
         x.p = x.p * _optim.decay_between(modes.history, last + done, last + idle).astype(real)[:, None]
-    if x.count is not None:
+    if x.count is not None and modes.moments != "masked":
         x.count = np.where(x.count > 0, x.count + idle, x.count)
 
 
