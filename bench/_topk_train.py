@@ -145,14 +145,14 @@ def describe(job: Job) -> str:
         f"the {parts['test']} for the test unseen",
     }[job.held_out]
     lr = (
-        f"for each method the best of {', '.join(map(str, TRIED))} when {parts['validation']} of the former were held out instead"
+        f"each method's best of {', '.join(map(str, TRIED))} when {parts['validation']} of the former were held out instead"
         if job.lr is None
         else f"{job.lr:g} for every method"
     )
     return (
         f"scikit-learn's {sum(parts.values())} digits: {held}.\n"
         f"{job.epochs} epochs in batches of {_digits.BATCH}, seeds 0 to {job.seeds - 1}; SGD with momentum {_digits.MOMENTUM:g}, "
-        f"no weight decay, no clipping; lr falling to 0 by a cosine from {lr}; warm-up: 4 stages of an epoch each; "
+        f"no weight decay, no clipping; lr falling by a cosine to 0 from {lr}; warm-up: 4 stages of an epoch each; "
         f"threads: {job.threads}"
     )
 

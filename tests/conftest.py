@@ -43,6 +43,15 @@ def backend(request):
     return request.param
 
 
+@pytest.fixture
+def in_each_backend(backend):
+    """The test runs once with each backend as the one in use."""
+    import sparsekit
+
+    with sparsekit.use_backend(backend):
+        yield
+
+
 @pytest.fixture(scope="session")
 def both_backends():
     for name in BACKENDS:

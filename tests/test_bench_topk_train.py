@@ -189,4 +189,4 @@ def test_without_lr_each_method_gets_its_own(monkeypatch):
         monkeypatch.setattr(module, "METHODS", {method: METHODS[method] for method in (DENSE, FEEDBACK)})
     job = dataclasses.replace(JOB, lr=None)
     assert [row.lr for row in _topk_train.train(job, Console(file=io.StringIO()))] == [0.25, 0.5]
-    assert "for each method the best of 0.05, 0.1, 0.2, 0.4" in _topk_train.describe(job)
+    assert "each method's best of 0.05, 0.1, 0.2, 0.4" in _topk_train.describe(job)

@@ -7,7 +7,7 @@ from sparsekit.torch._clip import clip_grad_norm_, clip_grad_value_
 from sparsekit.torch._coalesce import coalesce
 from sparsekit.torch._convert import from_sparse_tensor, to_sparse_tensor
 from sparsekit.torch._ddp import TopKState, sparse_hook, topk_hook
-from sparsekit.torch._distributed import Traffic, sparse_all_reduce_
+from sparsekit.torch._distributed import sparse_all_reduce_
 from sparsekit.torch._gradients import accumulate_grad_, coalesce_grads_, grads_are_finite, unscale_grads_
 from sparsekit.torch._mixed import Adam
 from sparsekit.torch._optimizers import SparseAdagrad, SparseAdam, SparseSGD
@@ -21,7 +21,6 @@ __all__ = [
     "SparseSGD",
     "TopK",
     "TopKState",
-    "Traffic",
     "accumulate_grad_",
     "clip_grad_norm_",
     "clip_grad_value_",

@@ -75,11 +75,6 @@ class TopKState:
     group : ProcessGroup, optional
         None is the default process group.
 
-    Attributes
-    ----------
-    bytes_sent, bytes_dense : int
-        Payload that this process has handed to collectives, and what it would have been with dense gradients.
-
     Raises
     ------
     ValueError
@@ -87,6 +82,8 @@ class TopKState:
 
     Notes
     -----
+    ``bytes_sent`` counts the payload that this process has handed to collectives, ``bytes_dense`` what it would have been with
+    dense gradients.
     Memory: a residual of each dense parameter's size; float32 for 16-bit parameters. ``state_dict`` and pickles hold everything
     but the process group.
 

@@ -57,7 +57,7 @@ def sparse_all_reduce_(
     Returns
     -------
     Traffic
-        The bytes that this process has contributed.
+        A record of the bytes that this process has contributed, ``sent``, and would have with dense gradients, ``dense``.
 
     Raises
     ------

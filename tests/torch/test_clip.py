@@ -22,10 +22,7 @@ from sparsekit.torch import (
 NORMS = [1.0, 2.0, 3.5, 0.5, -1.0, float("inf"), -float("inf")]
 
 
-@pytest.fixture(autouse=True)
-def _backend(backend):
-    with sparsekit.use_backend(backend):
-        yield
+pytestmark = pytest.mark.usefixtures("in_each_backend")
 
 
 def parameters(dtype=torch.float64):

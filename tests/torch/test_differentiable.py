@@ -4,8 +4,6 @@ import shutil
 
 import pytest
 
-import sparsekit
-
 pytest.importorskip("torch.nn")
 import torch
 
@@ -15,10 +13,7 @@ INDICES = torch.tensor([[0, 1, 1, 0, 2, 1], [2, 0, 0, 2, 1, 0]])
 REDUCTIONS = ["sum", "mean", "min", "max", "prod"]
 
 
-@pytest.fixture(autouse=True)
-def _backend(backend):
-    with sparsekit.use_backend(backend):
-        yield
+pytestmark = pytest.mark.usefixtures("in_each_backend")
 
 
 def case(dense=(), dtype=torch.float64):

@@ -13,7 +13,8 @@ import _ranks
 import torch
 from _training import close
 
-from sparsekit.torch import Adam, TopKState, Traffic, sparse_all_reduce_
+from sparsekit.torch import Adam, TopKState, sparse_all_reduce_
+from sparsekit.torch._distributed import Traffic
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="torch was built without gloo"

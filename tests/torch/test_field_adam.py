@@ -15,11 +15,7 @@ from torch import nn
 
 from sparsekit.torch import SparseAdam
 
-
-@pytest.fixture(autouse=True)
-def _backend(backend):
-    with sparsekit.use_backend(backend):
-        yield
+pytestmark = pytest.mark.usefixtures("in_each_backend")
 
 
 def look_up(embedding, ids):
@@ -149,7 +145,7 @@ def test_b3_63_torchs_defaults():
     """mlcommons/training PR #622: another eps trains another model."""
     weight = nn.Parameter(torch.zeros(2, 2))
     defaults = torch.optim.SparseAdam([weight]).defaults
-    assert SparseAdam([weight]).defaults == defaults
+    assert SparseAdam([weight]).defaults.items() >= defaults.items()
     table = [np.zeros((2, 2)) for _ in range(3)]
     explicit = [np.zeros((2, 2)) for _ in range(3)]
     call = (np.array([1]), np.full((1, 2), 1e-7))  # so small that eps shows

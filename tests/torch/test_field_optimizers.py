@@ -5,8 +5,6 @@ import math
 
 import pytest
 
-import sparsekit
-
 pytest.importorskip("torch.nn")
 import torch
 from _training import close
@@ -14,11 +12,7 @@ from torch import nn
 
 from sparsekit.torch import Adam, SparseAdagrad, SparseAdam, SparseSGD
 
-
-@pytest.fixture(autouse=True)
-def _backend(backend):
-    with sparsekit.use_backend(backend):
-        yield
+pytestmark = pytest.mark.usefixtures("in_each_backend")
 
 
 def table(n=4, width=2):

@@ -7,8 +7,6 @@ import pickle
 import numpy as np
 import pytest
 
-import sparsekit
-
 pytest.importorskip("torch.nn")
 import torch
 from _training import assert_same_state, close, embedding, state_of, train
@@ -16,11 +14,7 @@ from torch import nn
 
 from sparsekit.torch import Adam, SparseAdagrad, SparseAdam, SparseSGD
 
-
-@pytest.fixture(autouse=True)
-def _backend(backend):
-    with sparsekit.use_backend(backend):
-        yield
+pytestmark = pytest.mark.usefixtures("in_each_backend")
 
 
 LAZY = {"weight_decay": 0.1, "weight_decay_mode": "decoupled_lazy"}

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from _tolerance import assert_bits, to_numpy
 
-import sparsekit
-
 pytest.importorskip("torch.nn")
 import torch
 from _training import FLOAT64, Peer, assert_same_state, close, embedding, sparse, state_of, train
@@ -23,10 +21,7 @@ from sparsekit.torch import SparseAdam
 ULP32 = 2.0**-23
 
 
-@pytest.fixture(autouse=True)
-def _backend(backend):
-    with sparsekit.use_backend(backend):
-        yield
+pytestmark = pytest.mark.usefixtures("in_each_backend")
 
 
 def test_signature_and_defaults():

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-import sparsekit
-
 pytest.importorskip("torch.nn")
 import torch
 from _training import Peer, assert_same_state, embedding, sparse, state_of
@@ -12,11 +10,7 @@ from torch import nn
 
 from sparsekit.torch import SparseAdam
 
-
-@pytest.fixture(autouse=True)
-def _backend(backend):
-    with sparsekit.use_backend(backend):
-        yield
+pytestmark = pytest.mark.usefixtures("in_each_backend")
 
 
 BAD = [

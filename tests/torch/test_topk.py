@@ -9,8 +9,6 @@ import pytest
 from _oracles import topk as topk_oracle
 from _tolerance import to_numpy
 
-import sparsekit
-
 pytest.importorskip("torch.nn")
 import torch
 from _training import sparse
@@ -21,10 +19,7 @@ from sparsekit.torch import TopK, topk_gradients_
 SHAPES = ((6, 3), (4, 5), (7,))
 
 
-@pytest.fixture(autouse=True)
-def _backend(backend):
-    with sparsekit.use_backend(backend):
-        yield
+pytestmark = pytest.mark.usefixtures("in_each_backend")
 
 
 def parameters(dtype=torch.float64):

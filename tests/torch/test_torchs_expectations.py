@@ -4,8 +4,6 @@ from copy import deepcopy
 
 import pytest
 
-import sparsekit
-
 pytest.importorskip("torch.nn")
 import torch
 from _training import close
@@ -27,10 +25,7 @@ INPUTS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _backend(backend):
-    with sparsekit.use_backend(backend):
-        yield
+pytestmark = pytest.mark.usefixtures("in_each_backend")
 
 
 def test_torchs_inputs_are_there():
