@@ -60,7 +60,7 @@ def test_b2_38_the_momentum_buffer_does_not_grow(backend):
     now, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert run.arrays["momentum_buffer"] is buffer
-    assert now < 20_000 and peak < 200_000
+    assert now < 60_000 and peak < 200_000  # 30 gradients kept would be 100,000
 
 
 def test_the_first_step_is_not_dampened(backend):
