@@ -141,7 +141,7 @@ def check_output(raw: Raw, name: str) -> None:
         raise TypeError(f"{name} is updated in place and must be an array, got {type(raw.source).__name__}")
     if not raw.array.flags.writeable:
         raise ValueError(f"{name} is updated in place and must be writeable, got a read-only array")
-    if raw.array.size and _overlaps_itself(raw.array):
+    if raw.array.size and not raw.array.flags.c_contiguous and _overlaps_itself(raw.array):
         raise ValueError(
             f"{name} is updated in place and its elements must not share memory, got shape {raw.array.shape} with strides "
             f"{raw.array.strides}"
