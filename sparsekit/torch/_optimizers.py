@@ -118,7 +118,8 @@ class SparseAdam(SparseOptimizer):
         state = self.state.get(p, {})
         if group["amsgrad"]:
             sq = state.get("exp_avg_sq")
-            make["max_exp_avg_sq"] = lambda: self._zeros(p, group, shape) if sq is None else sq.to(self._state_dtype(p, group))
+            dtype = self._state_dtype(p, group)
+            make["max_exp_avg_sq"] = lambda: self._zeros(p, group, shape) if sq is None else sq.to(dtype, copy=True)
         if group["bias_correction"] == "row":
             make["row_step"] = lambda: torch.full(rows, int(state.get("step", 0)), dtype=torch.int64)
         return make

@@ -222,6 +222,48 @@ def test_full_moments_are_refused_by_a_rowwise_optimizer():
         SparseAdam(module.parameters(), rowwise=True).load_state_dict(peer.state_dict())
 
 
+def test_a_checkpoint_without_a_mode_may_go_on_with_it():
+    """What a mode needs is made as if every row were up to date; the largest second moment so far is the present one."""
+    module = embedding()
+    peer = torch.optim.SparseAdam(module.parameters())
+    run(module, peer, 3)
+    optimizer = SparseAdam(module.parameters(), amsgrad=True, bias_correction="row", moments="exact", **LAZY)
+    optimizer.load_state_dict(copy.deepcopy(peer.state_dict()))
+    before = peer.state[module.weight]["exp_avg_sq"].clone()
+    run(module, optimizer, 1, start=3)
+    state = optimizer.state[module.weight]
+    optimizer.flush()
+    close(0, 0)(state["max_exp_avg_sq"], torch.maximum(before, state["max_exp_avg_sq"]))
+    assert (state["row_step"] == 4).all() and (state["last_step"] == 4).all()
+    assert state["max_exp_avg_sq"].data_ptr() != state["exp_avg_sq"].data_ptr()
+
+
+def test_dense_parameters_of_several_kinds():
+    """Dtypes together, a tensor lr, a closure, memory that is not contiguous: as torch.optim.AdamW."""
+    results = []
+    for cls, options in ((Adam, {"weight_decay_mode": "decoupled"}), (torch.optim.AdamW, {"fused": True})):
+        torch.manual_seed(0)
+        params = [
+            nn.Parameter(torch.randn(4, 3)),
+            nn.Parameter(torch.randn(5, 2, dtype=torch.float64).t()),
+            nn.Parameter(torch.randn(3, dtype=torch.bfloat16)),
+            nn.Parameter(torch.randn((), dtype=torch.float64)),
+        ]
+        optimizer = cls(params, lr=torch.tensor(0.01), weight_decay=0.1, **options)
+
+        def closure(optimizer=optimizer, params=params):
+            optimizer.zero_grad()
+            loss = sum((p.double() ** 2).sum() for p in params)
+            loss.backward()
+            return loss
+
+        losses = [optimizer.step(closure).item() for _ in range(4)]
+        results.append((losses, params))
+    for p, q in zip(results[0][1], results[1][1], strict=True):
+        tolerance = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 2e-2}[p.dtype]
+        close(tolerance, 0)(p.double(), q.double())
+
+
 BAD = [
     (SparseAdam, {"weight_decay": -1.0}, "weight_decay"),
     (SparseAdam, {"weight_decay_mode": "lazy"}, "decoupled_lazy"),
