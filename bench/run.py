@@ -29,7 +29,7 @@ class Plan:
     limit_s: float
 
 
-QUICK = Plan(rounds=5, least=1, turn_s=0.02, limit_s=0.6)
+QUICK = Plan(rounds=3, least=1, turn_s=0.02, limit_s=0.3)
 FULL = Plan(rounds=9, least=3, turn_s=0.05, limit_s=1.5)
 
 
