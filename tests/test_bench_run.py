@@ -561,4 +561,4 @@ def test_bad_arguments_are_refused(tmp_path, capsys, arguments, message):
 def test_list_names_the_cases_and_runs_nothing(capsys):
     pytest.importorskip("rich")
     assert _main.main(["run", "--quick", "--list", "--only", "^coalesce uniform"]) == 0
-    assert capsys.readouterr().out.split("\n")[:3] == [f"coalesce uniform {n}" for n in ("1e5", "1e6", "1e7")]
+    assert capsys.readouterr().out.split("\n") == ["coalesce uniform 1e5", "coalesce uniform 1e6", ""]
