@@ -12,7 +12,7 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/python -m bench train
 
 test: lint
-	$(BIN)/python -m pytest -q -n auto --dist loadfile
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -25,8 +25,11 @@ def call(name, param, states, indices, values, **options):
 def test_b3_66_tables_of_more_than_2_to_the_31_elements(backend, name):
     """TransformerEngine#2918: 32-bit sizes, illegal access at 2.48e9 elements. Pages that nobody touches take no memory."""
     shape = 2**25 + 3, 64
-    param = np.zeros(shape, np.float16)
-    states = [np.zeros(shape, np.float32) for _ in range(max(1, len(STEPS[name][1])))]
+    try:
+        param = np.zeros(shape, np.float16)
+        states = [np.zeros(shape, np.float32) for _ in range(max(1, len(STEPS[name][1])))]
+    except MemoryError:
+        pytest.skip("this system gives no address space that memory does not stand behind")
     assert param.size > 2**31
     rows = np.array([shape[0] - 1, 2**25, shape[0] - 1])
     call(name, param, states, rows, np.ones((3, 64), np.float16), backend=backend)

@@ -102,6 +102,7 @@ class TopKState:
         if not 0 < ratio <= 1:
             raise ValueError(f"ratio must be > 0 and <= 1, got {ratio}")
         self.params = list(params)
+        self._numbers = {p: number for number, p in enumerate(self.params)}
         self.ratio = ratio
         self.error_feedback = error_feedback
         self.group = group
@@ -117,10 +118,9 @@ class TopKState:
         return self.traffic.dense
 
     def number_of(self, p: Tensor) -> int:
-        for number, q in enumerate(self.params):
-            if q is p:
-                return number
-        raise ValueError(f"TopKState was not given the parameter of shape {tuple(p.shape)} that is to be reduced")
+        if p not in self._numbers:
+            raise ValueError(f"TopKState was not given the parameter of shape {tuple(p.shape)} that is to be reduced")
+        return self._numbers[p]
 
     def state_dict(self) -> dict[str, Any]:
         """Residuals of this process by the number of the parameter, options and bytes; plain containers and tensors."""
@@ -206,17 +206,16 @@ def topk_hook(state: TopKState, bucket: GradBucket) -> torch.futures.Future[Tens
         chosen = sparsekit.topk([total.view(-1) for total in sums], k)
         starts = torch.tensor([0, *(total.numel() for total in sums)]).cumsum(0).tolist()
         positions = torch.cat([part.indices[0] + start for part, start in zip(chosen, starts, strict=False)])
-        values = torch.cat([part.values for part in chosen]).to(buffer.dtype)  # what is sent, and so what the residual lacks
-        if state.error_feedback:
-            for total, part, number in zip(sums, chosen, numbers, strict=True):
-                rounded = part.values.to(buffer.dtype).to(wide)
-                rest = part.values - rounded
-                total.view(-1)[part.indices[0]] = torch.where(torch.isfinite(rest), rest, 0)
-                state.residuals[number] = total
+        values = torch.cat([part.values for part in chosen]).to(buffer.dtype)
         narrow = positions.to(torch.int32 if starts[-1] < 2**31 else torch.int64)
-        result = torch.zeros(starts[-1], dtype=wide)
+        result = torch.zeros(starts[-1], dtype=wide, device=buffer.device)
         for where, what in zip(all_gather(narrow, state.group), all_gather(values, state.group), strict=True):
             result.index_add_(0, where.long(), what.to(wide))
+        if state.error_feedback:  # now that it is sent
+            for total, part, number in zip(sums, chosen, numbers, strict=True):
+                rest = part.values - part.values.to(buffer.dtype).to(wide)
+                total.view(-1)[part.indices[0]] = torch.where(torch.isfinite(rest), rest, 0)
+                state.residuals[number] = total
         state.traffic += Traffic(
             narrow.numel() * narrow.element_size() + values.numel() * values.element_size(),
             buffer.numel() * buffer.element_size(),

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple, overload
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer, ParamsT
+from torch.optim.optimizer import Optimizer
 
 import sparsekit
 
@@ -30,9 +30,6 @@ class SparseOptimizer(Optimizer):
 
     _full: ClassVar[tuple[str, ...]]  # states of the parameter's shape,
     _rowwise: ClassVar[tuple[str, ...]] = ()  # and those of them that have one number a row with rowwise=True
-
-    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
-        super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -13,7 +13,7 @@ import _ranks
 import torch
 from _training import close
 
-from sparsekit.torch import Adam, TopKState, sparse_all_reduce_
+from sparsekit.torch import Adam, TopKState, sparse_all_reduce_, topk_hook
 from sparsekit.torch._distributed import Traffic
 
 pytestmark = pytest.mark.skipif(
@@ -162,6 +162,31 @@ def test_a_process_that_dies_is_an_error_for_the_others(world, tmp_path):
     assert results[-1] is None
     assert all(r["dies"] is not None for r in results[:-1])
     assert time.monotonic() - start < 40  # loading torch takes its share
+
+
+def test_a_failing_collective_leaves_the_residual(monkeypatch):
+    """What was not sent is not taken for sent."""
+    weight = torch.nn.Parameter(torch.zeros(4))
+
+    class Bucket:
+        def buffer(self):
+            return torch.tensor([1.0, 5.0, 2.0, 3.0])
+
+        def parameters(self):
+            return [weight]
+
+        def gradients(self):
+            return [self.buffer()]
+
+    def fails(x, group):
+        raise RuntimeError("a process has died")
+
+    state = TopKState([weight], ratio=0.25)
+    state.residuals[0] = torch.tensor([0.5, 0.0, 0.0, 0.0])
+    monkeypatch.setattr("sparsekit.torch._ddp.all_gather", fails)
+    with pytest.raises(RuntimeError, match="died"):
+        topk_hook(state, Bucket())
+    assert state.residuals[0].tolist() == [0.5, 0.0, 0.0, 0.0] and state.bytes_sent == 0
 
 
 def test_bad_arguments():
