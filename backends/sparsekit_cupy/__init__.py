@@ -1,0 +1,15 @@
+"""The CUDA backend: CuPy arrays, kernels of our own in ``.cu`` files beside the code that launches them."""
+
+from sparsekit_cupy._coalesce import coalesce, is_coalesced
+
+__all__ = ["coalesce", "devices", "is_coalesced", "set_num_threads", "warmup"]
+
+devices = ("cuda",)
+
+
+def set_num_threads(n: int) -> None:
+    """The GPU has its own; there is nothing to set."""
+
+
+def warmup() -> None:
+    """Nothing: kernels are compiled on first use, in tenths of a second, and CuPy keeps them on disk."""
