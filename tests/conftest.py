@@ -1,5 +1,6 @@
 """Fixtures for all tests: each backend in turn, the thread count put back, a fresh Python with the same sparsekit."""
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -16,7 +17,9 @@ HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
     sys.path.append(HERE)
 
-BACKENDS = ("numba", "scipy")
+CUPY_HOST = "cupy-host"  # the CUDA backend on NumPy arrays, see _cuda/_backend.py
+CPU_BACKENDS = ("numba", "scipy")
+BACKENDS = (*CPU_BACKENDS, CUPY_HOST)
 REQUIRED = os.environ.get("SPARSEKIT_REQUIRE_BACKENDS") == "1"
 
 hypothesis.settings.register_profile(
@@ -31,10 +34,26 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 def require(name):
     """Skip where a backend cannot run here; where all are asked for, its absence is an error."""
-    if importlib.util.find_spec(name) is None:
+    why = lacking(name)
+    if why is not None:
         if REQUIRED:
-            pytest.fail(f"backend {name!r} is required (SPARSEKIT_REQUIRE_BACKENDS=1), but {name} is not installed")
-        pytest.skip(f"backend {name!r}: {name} is not installed")
+            pytest.fail(f"backend {name!r} is required (SPARSEKIT_REQUIRE_BACKENDS=1), but {why}")
+        pytest.skip(f"backend {name!r}: {why}")
+
+
+@functools.cache
+def lacking(name):
+    """What keeps a backend from running here, or None."""
+    if name != CUPY_HOST:
+        return None if importlib.util.find_spec(name) else f"{name} is not installed"
+    import _cuda._backend
+
+    from sparsekit import _registry
+
+    why = None if _cuda._backend.ON_CUDA else _cuda.missing()
+    if why is None:
+        _registry._loaded[CUPY_HOST] = _cuda._backend.backend()
+    return why
 
 
 @pytest.fixture(params=BACKENDS, scope="session")  # session scope: hypothesis may use it
@@ -52,11 +71,20 @@ def in_each_backend(backend):
         yield
 
 
-@pytest.fixture(scope="session")
-def both_backends():
-    for name in BACKENDS:
+@pytest.fixture(params=[name for name in BACKENDS if name != "scipy"], scope="session")
+def both_backends(request):
+    """A fast backend and the reference."""
+    pair = request.param, "scipy"
+    for name in pair:
         require(name)
-    return BACKENDS
+    return pair
+
+
+@pytest.fixture(params=CPU_BACKENDS, scope="session")
+def cpu_backend(request):
+    """For what has to do with the CPU's threads and processes."""
+    require(request.param)
+    return request.param
 
 
 @pytest.fixture(scope="session")

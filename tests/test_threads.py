@@ -72,13 +72,13 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_same_bits_for_1_2_and_7_threads(threads, backend, name):
+def test_same_bits_for_1_2_and_7_threads(threads, cpu_backend, name):
     call = CALLS[name]()
     threads(1)
-    expected = call(backend)
-    for n in (2, 7, 2) if backend != "scipy" else (7,):  # scipy's runs on one thread whatever is asked
+    expected = call(cpu_backend)
+    for n in (2, 7, 2) if cpu_backend != "scipy" else (7,):  # scipy's runs on one thread whatever is asked
         threads(n)
-        for got, want in zip(call(backend), expected, strict=True):
+        for got, want in zip(call(cpu_backend), expected, strict=True):
             assert_bits(got, want)
 
 
@@ -91,17 +91,17 @@ def some_calls():
     ]
 
 
-def test_8_callers_at_once(threads, backend):
+def test_8_callers_at_once(threads, cpu_backend):
     threads(3)
     calls = some_calls()
-    expected = [call(backend) for call in calls]
+    expected = [call(cpu_backend) for call in calls]
     barrier = threading.Barrier(8, timeout=30)
 
     def work(i):
         barrier.wait()
         for turn in range(4):
             which = (i + turn) % len(calls)
-            for got, want in zip(calls[which](backend), expected[which], strict=True):
+            for got, want in zip(calls[which](cpu_backend), expected[which], strict=True):
                 assert_bits(got, want)
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -109,7 +109,7 @@ def test_8_callers_at_once(threads, backend):
 
 
 @pytest.mark.parametrize("kind", ["pairs", "hot", "sorted", "huge", "topk", "adam"])
-def test_the_number_of_threads_may_change_during_a_call(threads, backend, kind):
+def test_the_number_of_threads_may_change_during_a_call(threads, cpu_backend, kind):
     """Work that was cut for one number of threads must not be put together for another, nor a pool closed under its users."""
     call = {
         "pairs": lambda: coalesce_call("float32", "uniform", nnz=70_000),
@@ -119,7 +119,7 @@ def test_the_number_of_threads_may_change_during_a_call(threads, backend, kind):
         "topk": lambda: topk_call("float32", n=200_000),
         "adam": lambda: adam_call("float32", "uniform", rows=20_000, table=5_000),
     }[kind]()
-    expected, stop = call(backend), threading.Event()
+    expected, stop = call(cpu_backend), threading.Event()
 
     def change():
         while not stop.is_set():
@@ -130,23 +130,23 @@ def test_the_number_of_threads_may_change_during_a_call(threads, backend, kind):
     changer = threading.Thread(target=change)
     changer.start()
     try:
-        for _ in range(40 if backend != "scipy" else 3):
-            for got, want in zip(call(backend), expected, strict=True):
+        for _ in range(40 if cpu_backend != "scipy" else 3):
+            for got, want in zip(call(cpu_backend), expected, strict=True):
                 assert_bits(got, want)
     finally:
         stop.set()
         changer.join()
 
 
-def test_inside_a_callers_own_pool(threads, backend):
+def test_inside_a_callers_own_pool(threads, cpu_backend):
     """Tasks that wait for each other and call us, in a pool as small as ours: no deadlock."""
     threads(2)
     calls = some_calls()
-    expected = [call(backend) for call in calls]
+    expected = [call(cpu_backend) for call in calls]
     with concurrent.futures.ThreadPoolExecutor(2) as outer, concurrent.futures.ThreadPoolExecutor(2) as inner:
 
         def nested(which):
-            return inner.submit(calls[which], backend).result(timeout=60), calls[which](backend)
+            return inner.submit(calls[which], cpu_backend).result(timeout=60), calls[which](cpu_backend)
 
         for which, pair in enumerate(outer.map(nested, range(len(calls)), timeout=60)):
             for result in pair:
@@ -205,11 +205,11 @@ for other in others:
 
 
 @pytest.mark.parametrize("when", ["idle", "busy"])
-def test_use_fork_use_in_the_child(backend, when, run_python):
-    run_python(FORK, backend, when)
+def test_use_fork_use_in_the_child(cpu_backend, when, run_python):
+    run_python(FORK, cpu_backend, when)
 
 
-def test_process_ends_while_in_use(backend, run_python):
+def test_process_ends_while_in_use(cpu_backend, run_python):
     """Calls at exit and in a daemon thread neither hang nor crash the process."""
     run_python(
         """

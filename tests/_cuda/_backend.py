@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import numpy as np
 
-NAME = "cupy-host"
 ON_CUDA = os.environ.get("SPARSEKIT_TEST_DEVICE") == "cuda"
 _OUTPUTS = {  # arguments by position that a function may write; of ``modes``, these fields
     "sparse_adam_step": (0, 1, 2),
@@ -34,7 +33,7 @@ def backend():
         device = host_device()
         _device.find = lambda: device
     names = ("coalesce", "is_coalesced", "topk", *_OUTPUTS)
-    functions = {name: _on_numpy(getattr(sparsekit_cupy, name, None), _OUTPUTS.get(name, ())) for name in names}
+    functions = {name: _on_numpy(getattr(sparsekit_cupy, name), _OUTPUTS.get(name, ())) for name in names}
     return SimpleNamespace(
         devices=("cpu",), set_num_threads=sparsekit_cupy.set_num_threads, warmup=sparsekit_cupy.warmup, **functions
     )
@@ -58,7 +57,7 @@ def _on_numpy(function, outputs):
                 host[...] = back
             return result
 
-    call.__name__ = getattr(function, "__name__", "")
+    call.__name__ = function.__name__
     return call
 
 
