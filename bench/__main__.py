@@ -1,4 +1,4 @@
-"""python -m bench train | topk-train | run | table | compare | plot"""
+"""python -m bench train | topk-train | run | cuda | table | compare | plot"""
 
 import argparse
 import importlib.util

@@ -1,4 +1,4 @@
-"""The measurements' commands: run, table, compare, plot."""
+"""The measurements' commands: run, cuda, table, compare, plot."""
 
 import argparse
 import importlib.util
@@ -22,7 +22,7 @@ _PEERS = ("sparse", "polars", "torch-geometric", "python-graphblas", "scikit-fem
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the parsers of the four commands."""
+    """Add the parsers of the measurements' commands."""
     run = _parser(commands, "run", _run, "time sparsekit and its peers, and show who reached what")
     run.add_argument("--quick", action="store_true", help="a part of the cases, and fewer rounds")
     run.add_argument("--only", type=_pattern, metavar="PATTERN", help="cases whose name matches this regular expression")
@@ -31,6 +31,11 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     run.add_argument("--threads", type=positive, help="threads of every contender; else the CPUs there are")
     run.add_argument("--json", type=Path, metavar="FILE", help="write results there; else bench/results/DATE-COMMIT.jsonl")
     run.add_argument("--list", action="store_true", help="name the cases, run nothing")
+
+    cuda = _parser(commands, "cuda", _cuda, "time sparsekit on CuPy arrays against torch CUDA and cupyx", needs=("rich", "cupy"))
+    cuda.add_argument("--only", type=_pattern, metavar="PATTERN", help="cases whose name matches this regular expression")
+    cuda.add_argument("--rounds", type=positive, default=7, help="turns of each contender")
+    cuda.add_argument("--json", type=Path, metavar="FILE", help="write results there; else bench/results/DATE-COMMIT.jsonl")
 
     table = _parser(commands, "table", _table, "print the results of a run in Markdown")
     table.add_argument("file", type=Path)
@@ -77,14 +82,7 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error("needs the package numba: python -m pip install numba")
     console = new_console()
     machine = _machine.describe(_CORE + _PEERS)
-    now = datetime.now(UTC)
-    machine["date"] = now.isoformat(timespec="seconds")
-    file = options.json or _new_file(now, str(machine["commit"]))
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("")
-    except OSError as error:
-        parser.error(f"--json: {error}")
+    file = _open(options, parser, machine)
     try:
         rows = _measure(cases, options, options.threads or sparsekit.get_num_threads(), machine, file, console)
     except KeyboardInterrupt:
@@ -94,6 +92,46 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     console.print(f"{len(rows)} rows in {file}; {time.perf_counter() - start:.0f} s in all", style="dim", soft_wrap=True)
     wrong = [row for row in rows if row.ours and row.status in (WRONG, FAILED)]
     return 1 if wrong else 0
+
+
+def _open(options: argparse.Namespace, parser: argparse.ArgumentParser, machine: dict[str, Any]) -> Path:
+    """The empty file for the rows, which will all tell the date of now."""
+    now = datetime.now(UTC)
+    machine["date"] = now.isoformat(timespec="seconds")
+    file: Path = options.json or _new_file(now, str(machine["commit"]))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    except OSError as error:
+        parser.error(f"--json: {error}")
+    return file
+
+
+def _cuda(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from bench import _cuda, _machine, _results, cuda
+    from bench._case import FAILED, WRONG
+
+    start = time.perf_counter()
+    if not _cuda.cupy().cuda.is_available():
+        parser.error("no CUDA device was found")
+    console = new_console()
+    machine = _machine.describe((*_CORE, "cupy-cuda12x", "cupy-cuda13x")) | _cuda.describe()
+    file = _open(options, parser, machine)
+    clock = _cuda.event_clock()
+    rows: list[Row] = []
+    for operation in _cuda.OPERATIONS:
+        for case in operation.cases:
+            if options.only and not options.only.search(case.key):
+                continue
+            console.print(f"{case.key} ({time.perf_counter() - start:.0f} s)", style="dim")
+            found = cuda.measure(operation, case, clock, options.rounds, machine)
+            _results.write(file, found)
+            rows += found
+    if not rows:
+        parser.error("no case matches --only")
+    _show(rows, console)
+    console.print(f"{len(rows)} rows in {file}; {time.perf_counter() - start:.0f} s in all", style="dim", soft_wrap=True)
+    return 1 if any(row.ours and row.status in (WRONG, FAILED) for row in rows) else 0
 
 
 def _measure(

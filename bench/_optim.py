@@ -57,7 +57,7 @@ def _block(table: str, width: int) -> Array:
     return rng.standard_normal((_PERIOD, width), np.float32) / np.float32(10)
 
 
-def _tables(case: Case, inputs: Arrays, *, state_dtype: str = "float32") -> list[Array]:
+def make_tables(case: Case, inputs: Arrays, *, state_dtype: str = "float32") -> list[Array]:
     """Parameters in the case's dtype and states, each as stored."""
     shape = tuple(inputs["shape"].tolist())
     dtypes = (case.dtype, state_dtype, state_dtype)
@@ -107,7 +107,7 @@ def _floor_bytes(case: Case, inputs: Arrays, expected: Arrays) -> int:
     return int(inputs["indices"].nbytes + inputs["values"].nbytes + 2 * row * len(expected["rows"]))
 
 
-def _steps() -> Iterator[int]:
+def count_steps() -> Iterator[int]:
     return itertools.count(1)
 
 
@@ -118,10 +118,10 @@ def _sparsekit(case: Case, inputs: Arrays, *, backend: str) -> Prepared:
     import sparsekit
 
     refuse_slow(backend, inputs["values"].size // 4)
-    stored = _tables(case, inputs)
+    stored = make_tables(case, inputs)
     param, exp_avg, exp_avg_sq = as_numpy(stored[0], case.dtype), stored[1], stored[2]
     ids, grad = inputs["indices"], as_numpy(inputs["values"], case.dtype)
-    counter = _steps()
+    counter = count_steps()
 
     def call(step: int) -> None:
         sparsekit.sparse_adam_step(
@@ -135,7 +135,7 @@ def _torch(case: Case, inputs: Arrays) -> Prepared:
     """torch.optim.SparseAdam on the same memory, a sparse gradient in its hands. States in the parameter's dtype."""
     import torch
 
-    tables = [as_torch(t, case.dtype) for t in _tables(case, inputs, state_dtype=case.dtype)]
+    tables = [as_torch(t, case.dtype) for t in make_tables(case, inputs, state_dtype=case.dtype)]
     param = torch.nn.Parameter(tables[0])
     ids, grad = torch.from_numpy(inputs["indices"]), as_torch(inputs["values"], case.dtype)
     param.grad = torch.sparse_coo_tensor(ids, grad, param.shape, check_invariants=False)
@@ -152,9 +152,9 @@ def _numpy(case: Case, inputs: Arrays) -> Prepared | None:
     """Sort, add.reduceat, and the update on gathered rows."""
     if case.dtype == "bfloat16":
         return None
-    p, m, v = tables = _tables(case, inputs)
+    p, m, v = tables = make_tables(case, inputs)
     ids, grad = keys({"indices": inputs["indices"], "shape": inputs["shape"]}), inputs["values"]
-    counter = _steps()
+    counter = count_steps()
 
     def call(step: int) -> None:
         order = np.argsort(ids, kind="stable")

@@ -105,12 +105,13 @@ def not_timed(rows: Iterable[Row]) -> Table:
 def machine(rows: list[Row]) -> str:
     """What the rows were measured on, in a line."""
     found: dict[str, Any] = rows[0].machine
+    gpu = f"{found['gpu']} (driver {found.get('cuda_driver')}), " if found.get("gpu") else ""
     versions = ", ".join(f"{name} {version}" for name, version in (found.get("versions") or {}).items() if version)
     bandwidths = [row.bandwidth for row in rows if row.bandwidth]
     policy = found.get("omp_wait_policy") or "not set"
     copy = f"; copy {min(bandwidths) / 1e9:.1f} - {max(bandwidths) / 1e9:.1f} GB/s" if bandwidths else ""
     return (
-        f"{found.get('date')}, commit {str(found.get('commit'))[:12]}, {found.get('cpu')}, {found.get('cpus')} CPUs, "
+        f"{found.get('date')}, commit {str(found.get('commit'))[:12]}, {gpu}{found.get('cpu')}, {found.get('cpus')} CPUs, "
         f"{max(row.threads for row in rows)} threads, OMP_WAIT_POLICY {policy}{copy}; {versions}"
     )
 

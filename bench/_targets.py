@@ -117,11 +117,28 @@ TARGETS = (
     Target("no peer faster by more than 10 %", "(?!import|first_call).*", _best_peer, 0.9),
 )
 
+_CUDA_COALESCE = "cuda coalesce (uniform 1e7|rows .*)"
+_CUDA_ADAM = "cuda sparse_adam_step .* 524288"
 
-def judge(cells: Iterable[Cell], targets: Iterable[Target] = TARGETS) -> list[Verdict]:
+CUDA_TARGETS = (  # on a device of the class of NVIDIA's H200
+    Target("coalesce: times torch", _CUDA_COALESCE, _faster_than("torch"), 2),
+    Target("coalesce 1e7: times cupyx", "cuda coalesce uniform 1e7", _faster_than("cupyx sum_duplicates"), 4),
+    Target("topk: times torch", "cuda topk .*", _faster_than("torch"), 3),
+    _floor("topk", "cuda topk .*", 2.5),
+    Target("sparse_adam_step 524288: times torch", _CUDA_ADAM, _faster_than("torch"), 5),
+    _floor("sparse_adam_step 524288", _CUDA_ADAM, 2),
+)
+
+
+def targets_of(cells: Iterable[Cell]) -> tuple[Target, ...]:
+    """The targets of the kind of machine that the cells were measured on."""
+    return CUDA_TARGETS if any(cell.key.startswith("cuda ") for cell in cells) else TARGETS
+
+
+def judge(cells: Iterable[Cell], targets: Iterable[Target] | None = None) -> list[Verdict]:
     """Each target's worst figure over the measured cells."""
     cells = list(cells)
-    return [_judge(target, cells) for target in targets]
+    return [_judge(target, cells) for target in (targets_of(cells) if targets is None else targets)]
 
 
 def _judge(target: Target, cells: list[Cell]) -> Verdict:

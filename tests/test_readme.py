@@ -32,6 +32,10 @@ def run_in_two_processes(block, folder):
 def test_example_runs(block, tmp_path):
     if "torch" in block:
         pytest.importorskip("torch")
+    if "import cupy" in block:
+        cupy = pytest.importorskip("cupy")
+        if not cupy.cuda.is_available():
+            pytest.skip("needs a CUDA device")
     if "init_process_group" in block:
         run_in_two_processes(block, tmp_path)
         return

@@ -42,8 +42,8 @@ def coalesce(
     device = current()
     xp, (ndim, n), width = device.xp, indices.shape, values.shape[1]
     if n == 0:
-        none = xp.empty(0, xp.int64)
-        return (xp.empty((ndim, 0), xp.int64), xp.empty((0, width), values.dtype), *(none if r else None for r in (return_inverse, return_counts)))
+        inverse, counts = (xp.empty(0, xp.int64) if wanted else None for wanted in (return_inverse, return_counts))
+        return xp.empty((ndim, 0), xp.int64), xp.empty((0, width), values.dtype), inverse, counts
     groups = group(device, indices, dims)
     runs, bad = (int(x) for x in xp.concatenate((groups.runs, groups.bad)).get())  # waits for the device
     if check and bad:

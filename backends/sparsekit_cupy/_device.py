@@ -49,7 +49,9 @@ class Device:
         grid, block = ((n,) if isinstance(n, int) else n for n in (grid, block))
         self.queue(self.kernel(file, name), grid, block, typed, reach)
 
-    def queue(self, kernel: Any, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], reach: Sequence[Any]) -> None:
+    def queue(
+        self, kernel: Any, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], reach: Sequence[Any]
+    ) -> None:
         kernel(grid, block, args)  # the tests' harness also looks at what is within reach
 
 
