@@ -7,9 +7,10 @@ import numpy as np
 from sparsekit import _validate
 from sparsekit._coalesce import coalesce_triplet
 from sparsekit._coo import COO
-from sparsekit._dlpack import widen
+from sparsekit._dlpack import namespace, on_device_of, widen
 
 
+@on_device_of("a.values")
 def add(a: COO, b: COO, *more: COO, backend: str | None = None) -> COO:
     """The coalesced sum of sparse arrays of one shape.
 
@@ -55,23 +56,28 @@ def add(a: COO, b: COO, *more: COO, backend: str | None = None) -> COO:
                 f"all terms must have the same sparse and dense dimensions: a has {first.dims} and {first.dense_shape}, "
                 f"{name} has {triplet.dims} and {triplet.dense_shape}"
             )
-        if triplet.adapter.library != first.adapter.library:
+        if (triplet.adapter.library, triplet.device) != (first.adapter.library, first.device):
             raise TypeError(
-                f"all terms must come from one library: a is {first.adapter.library}, {name} is {triplet.adapter.library}"
+                f"all terms must come from one library and device: a is {first.adapter.library} on {first.device}, "
+                f"{name} is {triplet.adapter.library} on {triplet.device}"
             )
     dtype = _common_dtype([t.dtype for t in triplets])
     index_dtype = np.result_type(*(t.index_dtype for t in triplets))
     if index_dtype.kind == "f":  # NumPy's answer to uint64 with a signed type
-        index_dtype = np.dtype(np.int64)
-    for triplet in triplets:  # before the index dtypes are made one, which may wrap
-        _validate.check_index_range(triplet.indices, triplet.dims)
+        index_dtype = np.dtype(np.int64)  # where uint64 beyond it wraps to negative, which the range check still finds
+    xp = namespace(first.values)
     total = first._replace(
-        indices=np.concatenate([t.indices for t in triplets], axis=1, dtype=index_dtype, casting="unsafe"),
+        indices=xp.concatenate([t.indices for t in triplets], axis=1, dtype=index_dtype, casting="unsafe"),
         index_dtype=index_dtype.name,
-        values=np.concatenate([t.values if t.dtype == dtype else widen(t.values, t.dtype).astype(dtype) for t in triplets]),
+        values=xp.concatenate([t.values if t.dtype == dtype else widen(t.values, t.dtype).astype(dtype) for t in triplets]),
         dtype=dtype,
     )
-    coo: COO = coalesce_triplet(total, check=False, backend=backend)
+    try:
+        coo: COO = coalesce_triplet(total, check=True, backend=backend)
+    except IndexError:
+        for triplet in triplets:  # to name the place in the term
+            _validate.check_index_range(triplet.indices, triplet.dims)
+        raise
     return coo
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from sparsekit import _optim, _validate
+from sparsekit._dlpack import on_device_of
 from sparsekit._protocol import Array, Index, Modes
 from sparsekit._registry import select
 
@@ -10,6 +11,7 @@ from sparsekit._registry import select
 _ROW_SHAPED = (("last_step",), ("last_step", "state_sum"))
 
 
+@on_device_of("param")
 def sparse_adagrad_step(
     param: Any,
     state_sum: Any,
@@ -67,7 +69,8 @@ def sparse_adagrad_step(
     maximize : bool
         Ascend instead of descend.
     check : bool
-        Check that every index lies in its dimension. Without, an index out of range is an error or writes to another row.
+        Check that every index lies in its dimension; on a CUDA device the call waits for the answer. Without, an index out of
+        range is an error or writes to another row, never elsewhere, and nothing is waited for.
     backend : str, optional
         See ``use_backend``.
 
@@ -134,17 +137,20 @@ def sparse_adagrad_step(
     )
     if past is not None:
         _optim.check_history(past, t, outputs)
-    served_by = select(backend)
+    served_by = select(backend, outputs["param"].device)
 
-    def call(tables: dict[str, Array], rows: Index, values: Array, row_numbers: Index | None) -> bool:
+    def call(tables: dict[str, Array], rows: Index, values: Array, row_numbers: Index | None, check: bool) -> bool:
         inner = _optim.with_arrays(modes, tables, past, row_numbers)
-        return served_by.sparse_adagrad_step(tables["param"], tables["state_sum"], rows, values, **numbers, modes=inner)
+        return served_by.sparse_adagrad_step(
+            tables["param"], tables["state_sum"], rows, values, **numbers, check=check, modes=inner
+        )
 
     _optim.update_rows(outputs, dims, idx, gradient.array, check, call)
     if past is not None:
         _optim.write_history(past, modes, decay)
 
 
+@on_device_of("param")
 def sparse_adagrad_flush(
     param: Any,
     *,
@@ -213,7 +219,7 @@ def sparse_adagrad_flush(
         state_dtype=_optim.default_state(outputs["param"]),
         keys=_optim.rounding_keys(seed, t, 1),
     )
-    served_by = select(backend)
+    served_by = select(backend, outputs["param"].device)
 
     def call(tables: dict[str, Array]) -> None:
         inner = _optim.with_arrays(modes, tables, past)

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from sparsekit import _optim, _validate
+from sparsekit._dlpack import on_device_of
 from sparsekit._protocol import Array, Index, Modes
 from sparsekit._registry import select
 
@@ -11,6 +12,7 @@ _BIAS_CORRECTIONS = ("global", "row")
 _PLAIN = ("l2", "masked", "global", False, "nearest", None)
 
 
+@on_device_of("param")
 def sparse_adam_step(
     param: Any,
     exp_avg: Any,
@@ -90,7 +92,8 @@ def sparse_adam_step(
     maximize : bool
         Ascend instead of descend.
     check : bool
-        Check that every index lies in its dimension. Without, an index out of range is an error or writes to another row.
+        Check that every index lies in its dimension; on a CUDA device the call waits for the answer. Without, an index out of
+        range is an error or writes to another row, never elsewhere, and nothing is waited for.
     backend : str, optional
         See ``use_backend``.
 
@@ -164,12 +167,12 @@ def sparse_adam_step(
         )
         if past is not None:
             _optim.check_history(past, t, outputs)
-    served_by = select(backend)
+    served_by = select(backend, outputs["param"].device)
 
-    def call(tables: dict[str, Array], rows: Index, values: Array, row_numbers: Index | None) -> bool:
+    def call(tables: dict[str, Array], rows: Index, values: Array, row_numbers: Index | None, check: bool) -> bool:
         inner = None if modes is None else _optim.with_arrays(modes, tables, past, row_numbers)
         return served_by.sparse_adam_step(
-            tables["param"], tables["exp_avg"], tables["exp_avg_sq"], rows, values, **numbers, modes=inner
+            tables["param"], tables["exp_avg"], tables["exp_avg_sq"], rows, values, **numbers, check=check, modes=inner
         )
 
     _optim.update_rows(outputs, dims, idx, gradient.array, check, call)
@@ -177,6 +180,7 @@ def sparse_adam_step(
         _optim.write_history(past, modes, decay)
 
 
+@on_device_of("param")
 def sparse_adam_flush(
     param: Any,
     exp_avg: Any,
@@ -270,7 +274,7 @@ def sparse_adam_flush(
     )
     if past is not None:
         _optim.check_history(past, t, outputs)
-    served_by = select(backend)
+    served_by = select(backend, outputs["param"].device)
 
     def call(tables: dict[str, Array]) -> None:
         served_by.sparse_adam_flush(

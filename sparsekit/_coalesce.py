@@ -6,11 +6,12 @@ import numpy as np
 
 from sparsekit import _validate
 from sparsekit._coo import COO
-from sparsekit._dlpack import import_array
+from sparsekit._dlpack import import_array, on_device_of
 from sparsekit._protocol import REDUCTIONS
 from sparsekit._registry import select
 
 
+@on_device_of("indices")
 def coalesce(
     indices: Any,
     values: Any,
@@ -60,6 +61,7 @@ def coalesce(
     Notes
     -----
     Cost: O(nnz) for keys of bounded length (radix sort) on ``numba``, O(nnz log nnz) on ``scipy``; O(nnz) extra memory.
+    On a CUDA device the call waits once, for the number of results, and returns before they are there.
     Determinism: same bits from run to run and for any number of threads; for sums on every backend, since the order of a sum is
     fixed: up to 32 entries left to right in input order, more in a tree of blocks of 32.
     Source: the semantics of ``torch.Tensor.coalesce`` (hybrid COO), without its limits.
@@ -96,7 +98,7 @@ def coalesce_triplet(
         raise TypeError(f"complex numbers have no order: reduce={reduce!r} needs real values, got {dtype}")
     if reduce == "mean" and (dtype == "bool" or dtype in _validate.INTEGERS):
         dtype, flat = "float64", flat.astype(np.float64)
-    result = select(backend).coalesce(
+    result = select(backend, triplet.device).coalesce(
         triplet.int64_indices(),
         flat,
         triplet.dims,
@@ -110,7 +112,7 @@ def coalesce_triplet(
         _validate.check_index_range(triplet.indices, triplet.dims)
         raise RuntimeError("the backend reports an index out of range, but every index lies in its dimension")
     out_indices, out_values, inverse, counts = result
-    back = triplet.adapter.from_numpy
+    back = triplet.adapter.wrap
     coo = COO(
         back(out_indices.astype(triplet.index_dtype, copy=False), triplet.index_dtype),
         back(out_values.reshape(out_indices.shape[1], *triplet.dense_shape), dtype),
@@ -120,6 +122,7 @@ def coalesce_triplet(
     return (coo, *extras) if extras else coo
 
 
+@on_device_of("indices")
 def is_coalesced(indices: Any, shape: Any = None, *, backend: str | None = None) -> bool:
     """Whether the coordinates are unique and in row-major order. Looks at the data; trusts no flag.
 
@@ -146,7 +149,7 @@ def is_coalesced(indices: Any, shape: Any = None, *, backend: str | None = None)
 
     Notes
     -----
-    Cost: O(nnz * sparse_ndim), one pass, two more with ``shape``. Deterministic.
+    Cost: O(nnz * sparse_ndim), one pass, two more with ``shape``; on a CUDA device a wait for each answer. Deterministic.
 
     Examples
     --------
@@ -156,7 +159,8 @@ def is_coalesced(indices: Any, shape: Any = None, *, backend: str | None = None)
     >>> sparsekit.is_coalesced(np.array([[1, 1], [0, 0]]))
     False
     """
-    idx = _validate.as_indices(import_array(indices, "indices"))
+    raw = import_array(indices, "indices")
+    idx = _validate.as_indices(raw)
     if shape is not None:
         dims = _validate.shape_of(shape)
         if len(dims) < idx.shape[0]:
@@ -165,4 +169,4 @@ def is_coalesced(indices: Any, shape: Any = None, *, backend: str | None = None)
     if idx.dtype.itemsize == 8 and idx.dtype.kind == "u":
         idx = idx ^ np.uint64(1 << 63)  # moves the whole range of uint64 into int64, order kept
         idx = idx.view(np.int64)
-    return select(backend).is_coalesced(_validate.native(idx, np.dtype(np.int64)))
+    return select(backend, raw.device).is_coalesced(_validate.native(idx, np.dtype(np.int64)))

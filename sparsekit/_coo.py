@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsekit import _validate
-from sparsekit._dlpack import import_array
+from sparsekit._dlpack import import_array, namespace, on_device_of
 from sparsekit._protocol import Array
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class COO:
         """The values' dtype, of their own library."""
         return self.values.dtype
 
+    @on_device_of("self.values")
     def to_dense(self) -> Any:
         """The dense array of ``shape``, duplicates summed.
 
@@ -108,15 +109,16 @@ class COO:
         raw = import_array(values, "values")
         if math.prod(shape) * raw.array.itemsize >= 2**63:
             raise MemoryError(f"a dense array of shape {shape} and dtype {raw.dtype} exceeds the address space")
-        dense = np.zeros(shape, raw.array.dtype)
-        where = tuple(import_array(indices, "indices").array)
-        if where:
-            dense[where] = raw.array
+        dense = namespace(raw.array).zeros(shape, raw.array.dtype)
+        where = import_array(indices, "indices").array
+        if len(where):
+            dense[tuple(where[axis] for axis in range(len(where)))] = raw.array
         elif len(raw.array):  # no sparse dimension: one entry, or none
             dense[...] = raw.array[0]
-        return raw.adapter.from_numpy(dense, raw.dtype)
+        return raw.adapter.wrap(dense, raw.dtype)
 
     @classmethod
+    @on_device_of("x")
     def from_dense(cls, x: Any, *, sparse_ndim: int | None = None) -> "COO":
         """The entries of a dense array that hold any nonzero, coalesced.
 
@@ -140,7 +142,8 @@ class COO:
 
         Notes
         -----
-        Cost: one pass over x, and a bool for each sparse position. Deterministic.
+        Cost: one pass over x, and a bool for each sparse position; on a CUDA device a wait for the number of entries.
+        Deterministic.
 
         Examples
         --------
@@ -154,12 +157,16 @@ class COO:
         depth = a.ndim if sparse_ndim is None else _validate.integer(sparse_ndim, "sparse_ndim")
         if not 0 <= depth <= a.ndim:
             raise ValueError(f"sparse_ndim must lie between 0 and {a.ndim}, the number of dimensions of x; got {depth}")
-        occupied = _is_nonzero(raw).any(axis=tuple(range(depth, a.ndim)))
-        where = np.nonzero(occupied) if depth else ()
-        indices = np.array(where, np.int64).reshape(depth, -1) if depth else np.empty((0, int(occupied)), np.int64)
-        values = a[where] if depth else a[None][: int(occupied)].copy()
-        native = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
-        return cls(raw.adapter.from_numpy(indices, "int64"), raw.adapter.from_numpy(native, raw.dtype), a.shape)
+        xp, occupied = namespace(a), _is_nonzero(raw)
+        if depth < a.ndim:
+            occupied = xp.any(occupied, axis=tuple(range(depth, a.ndim)))
+        if depth:
+            where = xp.nonzero(occupied)  # on a device: waits for the number
+            indices, values = xp.stack(where).astype(np.int64, copy=False), a[where]
+        else:
+            entries = int(occupied)  # as above
+            indices, values = xp.empty((0, entries), np.int64), a[None][:entries].copy()
+        return cls(raw.adapter.wrap(indices, "int64"), raw.adapter.wrap(_validate.native(values), raw.dtype), a.shape)
 
     @classmethod
     def from_rows(cls, x: Any) -> "COO":
@@ -212,6 +219,8 @@ class COO:
                [0, 0]])
         """
         triplet = _validate.as_triplet(*self)
+        if triplet.device != "cpu":
+            raise TypeError(f"scipy.sparse holds arrays on the CPU, got arrays on {triplet.device}; copy them there first")
         if triplet.dense_shape or not triplet.dims:
             raise ValueError(
                 f"scipy.sparse holds scalars at one or more sparse dimensions, got {len(triplet.dims)} sparse and "
@@ -301,4 +310,5 @@ class COO:
 def _is_nonzero(raw: "Raw") -> Array:
     # bfloat16 arrives as bits: all but the sign.
     bits = raw.array & 0x7FFF if raw.dtype == "bfloat16" else raw.array
-    return np.not_equal(bits, 0)
+    marks: Array = namespace(bits).not_equal(bits, 0)
+    return marks

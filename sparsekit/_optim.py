@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparsekit import _validate
-from sparsekit._dlpack import Raw, import_array, same_library
+from sparsekit._dlpack import Raw, import_array, namespace, same_place
 from sparsekit._protocol import Array, Index, Modes
 
 WEIGHT_DECAY_MODES = ("l2", "decoupled", "decoupled_lazy")
@@ -21,9 +21,9 @@ Raws = dict[str, Raw]
 
 
 def import_arrays(arrays: dict[str, Any]) -> Raws:
-    """The arrays by name, of one library; None means not given."""
+    """The arrays by name, of one library and on one device; None means not given."""
     raws = {name: import_array(x, name) for name, x in arrays.items() if x is not None}
-    same_library(list(raws.values()), list(raws))
+    same_place(list(raws.values()), list(raws))
     return raws
 
 
@@ -117,9 +117,10 @@ def check_outputs(outputs: Raws, dims: tuple[int, ...], row_shaped: tuple[str, .
 
 
 def check_distinct(outputs: Raws) -> None:
-    for (one, a), (other, b) in itertools.combinations(outputs.items(), 2):
+    places = {name: out.array if out.device == "cpu" else _validate.addresses(out.array) for name, out in outputs.items()}
+    for (one, a), (other, b) in itertools.combinations(places.items(), 2):
         # Bounds first: they decide nearly always. Exact for strided views that interleave.
-        if np.may_share_memory(a.array, b.array) and np.shares_memory(a.array, b.array):
+        if np.may_share_memory(a, b) and np.shares_memory(a, b):
             raise ValueError(f"{one} and {other} must not share memory; each is updated in place")
 
 
@@ -173,11 +174,15 @@ def rounding_keys(seed: Any, step: int, count: int) -> tuple[int, ...] | None:
 
 
 def write_history(history: Raw, modes: Modes, weight_decay: float) -> None:
-    """The row of this step: lr, the logarithm of all decay so far, the largest lr so far."""
-    t, table = modes.step, history.array
-    decay, largest = (float(table[t - 2, 1]), float(table[t - 2, 2])) if t > 1 else (0.0, 0.0)
-    decay += math.log1p(-modes.lr * weight_decay) if modes.lazy else 0.0
-    table[t - 1] = modes.lr, decay, max(largest, modes.lr)
+    """The row of this step: lr, the logarithm of all decay so far, the largest lr so far. A device is not waited for."""
+    before, row = history.array[max(modes.step - 2, 0)], history.array[modes.step - 1]
+    decay = math.log1p(-modes.lr * weight_decay) if modes.lazy else 0.0
+    row[0] = modes.lr
+    if modes.step == 1:
+        row[1], row[2] = decay, modes.lr
+    else:
+        row[1] = before[1] + decay
+        row[2] = namespace(row).maximum(before[2], modes.lr)
     history.adapter.wrote(history.source)
 
 
@@ -187,22 +192,25 @@ def update_rows(
     idx: Array,
     values: Array,
     check: bool,
-    call: Callable[[dict[str, Array], Index, Array, Index | None], bool],
+    call: Callable[[dict[str, Array], Index, Array, Index | None, bool], bool],
 ) -> None:
-    """Let ``call(tables, rows, gradient, row_numbers)`` update the rows that idx names; IndexError where one is out of range.
+    """Let ``call(tables, rows, gradient, row_numbers, check)`` update the rows that idx names; IndexError for one out of range.
 
-    ``row_numbers`` is None unless the tables hold only the touched rows, as copies.
+    ``row_numbers`` is None unless the tables hold only the touched rows, as copies; ``check`` whether the backend is to look at
+    the range. A device is waited for by whoever looks, and where there are such copies, for their number.
     """
     arrays = [out.array for out in outputs.values()]
     as_they_are = all(map(_is_table, arrays))
-    if check and not (len(dims) == 1 and as_they_are and values.size):  # else the backend looks, in a pass of its own
+    if check and not (len(dims) == 1 and as_they_are and values.size):
         _validate.check_index_range(idx, dims)
+        check = False
     rows = _flat_rows(idx, dims)
     gradient = _validate.native(values).reshape(rows.size, math.prod(values.shape[1:]))
-    for a in arrays:
-        if np.may_share_memory(gradient, a):
+    xp = namespace(rows)
+    for a in arrays if xp is np else map(_validate.addresses, arrays):
+        if np.may_share_memory(_validate.addresses(gradient), a):
             gradient = gradient.copy()
-        if a.dtype.kind == "i" and np.may_share_memory(rows, a):
+        if a.dtype.kind == "i" and np.may_share_memory(_validate.addresses(rows), a):
             rows = rows.copy()
     if not gradient.size:
         return
@@ -210,16 +218,17 @@ def update_rows(
     if as_they_are:
         tables = [_table(a, dims) for a in arrays]
     else:
-        touched, places = np.unique(rows, return_inverse=True)
+        touched, places = xp.unique(rows, return_inverse=True)  # on a device: waits
         rows = places.astype(np.int64, copy=False)
-        where = np.unravel_index(touched, dims) if dims else ...
-        tables = [_table(np.array(a[where], a.dtype.newbyteorder("="), order="C"), (touched.size,)) for a in arrays]
-    if not call(dict(zip(outputs, tables, strict=True)), rows, gradient, touched):
+        where = tuple(_validate.unravel(touched, dims)) if dims else None  # without sparse dimensions: one row
+        copies = [xp.array(a[where], a.dtype.newbyteorder("="), order="C") for a in arrays]
+        tables = [_table(copy, (touched.size,)) for copy in copies]
+    if not call(dict(zip(outputs, tables, strict=True)), rows, gradient, touched, check):
         _validate.check_index_range(idx, dims)
         raise RuntimeError("the backend reports an index out of range, but every index lies in its dimension")
     if touched is not None:
-        for a, table in zip(arrays, tables, strict=True):
-            a[where] = table.reshape(a[where].shape)
+        for a, copy in zip(arrays, copies, strict=True):
+            a[where] = copy
     for out in outputs.values():
         out.adapter.wrote(out.source)
 
@@ -247,7 +256,7 @@ def with_arrays(modes: Modes, tables: dict[str, Array], history: Raw | None, row
 
 def _flat_rows(idx: Array, dims: tuple[int, ...]) -> Index:
     """Row numbers in the table that param is when its sparse dimensions are flattened."""
-    rows = np.zeros(idx.shape[1], np.int64)
+    rows: Index = namespace(idx).zeros(idx.shape[1], np.int64)
     for axis, dim in enumerate(dims):
         if len(dims) == 1:
             return _validate.native(idx[axis], np.dtype(np.int64))
@@ -257,7 +266,8 @@ def _flat_rows(idx: Array, dims: tuple[int, ...]) -> Index:
 
 def _is_table(a: Array) -> bool:
     """Whether a backend can update a in its own memory."""
-    return bool(a.flags.c_contiguous and a.flags.aligned and a.dtype.isnative)
+    flags = a.flags
+    return bool(flags.c_contiguous and (not isinstance(a, np.ndarray) or (flags.aligned and a.dtype.isnative)))
 
 
 def _table(a: Array, dims: tuple[int, ...]) -> Array:

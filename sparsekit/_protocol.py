@@ -2,6 +2,8 @@
 
 The core checks every argument once (all but the range of the indices, see ``check``), so a backend gets clean input: native
 byte order, C-contiguous, aligned, of a dtype from the table below. It never writes to an input that is not named an output.
+Arrays are NumPy's on the CPU, CuPy's on a CUDA device, which is then the current one, and the stream too; results likewise.
+A backend of device arrays says where it waits for the device; it does so only for what the host must know.
 
 Array conventions
     indices   int64, ``(sparse_ndim, nnz)``; sparse_ndim >= 0
@@ -57,7 +59,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[Any]
+Array = NDArray[Any]  # or CuPy's arrays, which have no static type of their own
 Index = NDArray[np.int64]
 
 BLOCK = 32
@@ -136,11 +138,14 @@ class Backend(Protocol):
         eps: float,
         weight_decay: float,
         maximize: bool,
+        check: bool,
         modes: Modes | None,
     ) -> bool:
         """Adam on the named rows of ``param`` and its states ``(n, width)``, in place; ``rows`` may repeat.
 
-        Returns False, having written nothing, where a row lies outside ``param``; else True.
+        Returns False, having written nothing, where ``check`` is true and a row lies outside ``param``; else True. With
+        ``check`` false the effect of such rows is undefined, but foreign memory is never touched, and on a device nothing waits
+        for the answer. (On the CPU a look at the rows costs nothing: a backend may go on returning False.)
 
         ``values (nnz, width)`` has param's dtype. Without modes the states have the dtype T: float64 for float64, else float32.
         In this order of operations::
@@ -205,6 +210,7 @@ class Backend(Protocol):
         eps: float,
         weight_decay: float,
         maximize: bool,
+        check: bool,
         modes: Modes,
     ) -> bool:
         """Adagrad; arguments, result and order of operations as sparse_adam_step with modes, but for the update::
@@ -231,6 +237,7 @@ class Backend(Protocol):
         nesterov: bool,
         weight_decay: float,
         maximize: bool,
+        check: bool,
         modes: Modes,
     ) -> bool:
         """SGD; arguments, result and order of operations as sparse_adam_step with modes, but for the update::

@@ -3,10 +3,12 @@ entry point group ``sparsekit.backends``: name -> module. A backend's module is 
 
 import contextlib
 import contextvars
+import ctypes
 import functools
 import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple, cast
 
@@ -19,12 +21,14 @@ class _Spec(NamedTuple):
     module: str
     requirement: str | None  # a top-level module whose presence decides whether the backend can run
     devices: tuple[str, ...] | None  # None: known once the module is loaded
+    install: str | None = None  # what to say to pip, where it is not the requirement's name
 
 
 # In order of preference.
 _BUILT_IN = {
     "numba": _Spec("sparsekit_numba", "numba", ("cpu",)),
     "scipy": _Spec("sparsekit_scipy", "scipy", ("cpu",)),
+    "cupy": _Spec("sparsekit_cupy", "cupy", ("cuda",), "sparsekit[cuda12], or sparsekit[cuda13] where the driver is for CUDA 13"),
 }
 
 _loaded: dict[str, Backend] = {}
@@ -33,9 +37,10 @@ _in_use: contextvars.ContextVar[str | None] = contextvars.ContextVar("sparsekit_
 
 
 class BackendUnavailableError(ImportError):
-    """A backend was asked for by name, but what it needs is not installed.
+    """A backend was asked for, by name or by arrays on its device, but what it needs is not there.
 
-    The message says what to install. Raised by every function that takes ``backend=``, and by ``use_backend``.
+    The message says what to install, or which device was not found. Raised by every function that takes ``backend=``, and by
+    ``use_backend``.
 
     Examples
     --------
@@ -65,6 +70,17 @@ def _is_installed(spec: _Spec) -> bool:
     return spec.requirement is None or importlib.util.find_spec(spec.requirement) is not None
 
 
+def _has_driver(spec: _Spec) -> bool:
+    """Whether the device's driver is on this machine; CUDA is not started, for what is started cannot be forked."""
+    if spec.devices != ("cuda",):
+        return True
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def load(name: str) -> Backend:
     """The backend of that name, imported if need be."""
     backend = _loaded.get(name)
@@ -72,9 +88,13 @@ def load(name: str) -> Backend:
         spec = _spec(name)
         if not _is_installed(spec):
             raise BackendUnavailableError(
-                f"backend {name!r} needs {spec.requirement}, which is not installed; run: pip install {spec.requirement}"
+                f"backend {name!r} needs {spec.requirement}, which is not installed; run: "
+                f"pip install {spec.install or spec.requirement}"
             )
         backend = cast(Backend, importlib.import_module(spec.module))
+        missing = getattr(backend, "missing", lambda: None)()
+        if missing is not None:
+            raise BackendUnavailableError(f"backend {name!r} cannot run here: {missing}")
         backend.set_num_threads(get_num_threads())
         _loaded[name] = backend
     return backend
@@ -91,8 +111,10 @@ def _default(device: str) -> str:
     raise BackendUnavailableError(f"no backend for arrays on device {device!r}; installed: {', '.join(available_backends())}")
 
 
-def select(name: str | None, device: str = "cpu") -> Backend:
-    """The backend for arrays on this device: the argument, else use_backend, else SPARSEKIT_BACKEND, else the default."""
+def select(name: str | None, device: str) -> Backend:
+    """The backend for arrays on this device ("cpu", "cuda:0"): the argument, else use_backend, else SPARSEKIT_BACKEND, else the
+    default of such devices."""
+    device = device.partition(":")[0]
     wanted = name or _in_use.get() or os.environ.get("SPARSEKIT_BACKEND") or _default(device)
     if not isinstance(wanted, str):
         raise TypeError(f"backend must be a name or None, got {type(wanted).__name__}")
@@ -108,8 +130,9 @@ def available_backends() -> list[str]:
     Returns
     -------
     list of str
-        Built-in backends whose requirement is installed, then third-party ones from the entry point group
-        ``sparsekit.backends``. Nothing is imported.
+        Built-in backends whose requirement is installed ("cupy": and the CUDA driver), then third-party ones from the entry
+        point group ``sparsekit.backends``. Nothing is imported, and no device started: whether the driver finds one is seen
+        when the backend is used.
 
     Notes
     -----
@@ -121,7 +144,8 @@ def available_backends() -> list[str]:
     >>> "scipy" in sparsekit.available_backends()
     True
     """
-    return [name for name, spec in {**_BUILT_IN, **_third_party()}.items() if _is_installed(spec)]
+    specs = {**_BUILT_IN, **_third_party()}
+    return [name for name, spec in specs.items() if _is_installed(spec) and _has_driver(spec)]
 
 
 @contextlib.contextmanager
@@ -139,7 +163,7 @@ def use_backend(name: str) -> Iterator[None]:
     ValueError
         Unknown name.
     BackendUnavailableError
-        Known, but its requirement is not installed.
+        Known, but its requirement is not installed, or no device of its kind is found.
 
     Notes
     -----
@@ -183,7 +207,7 @@ def set_num_threads(n: int) -> None:
 
     Notes
     -----
-    Cost: none until the next call. The ``scipy`` backend always runs on one thread.
+    Cost: none until the next call. The ``scipy`` backend always runs on one thread, and ``cupy`` on the device.
 
     Examples
     --------

@@ -3,12 +3,14 @@
 from typing import Any
 
 from sparsekit import _optim, _validate
+from sparsekit._dlpack import on_device_of
 from sparsekit._protocol import Array, Index, Modes
 from sparsekit._registry import select
 
 _ROW_SHAPED = ("last_step",)
 
 
+@on_device_of("param")
 def sparse_sgd_step(
     param: Any,
     indices: Any,
@@ -69,7 +71,8 @@ def sparse_sgd_step(
     maximize : bool
         Ascend instead of descend.
     check : bool
-        Check that every index lies in its dimension. Without, an index out of range is an error or writes to another row.
+        Check that every index lies in its dimension; on a CUDA device the call waits for the answer. Without, an index out of
+        range is an error or writes to another row, never elsewhere, and nothing is waited for.
     backend : str, optional
         See ``use_backend``.
 
@@ -138,17 +141,20 @@ def sparse_sgd_step(
     )
     if past is not None:
         _optim.check_history(past, t, outputs)
-    served_by = select(backend)
+    served_by = select(backend, outputs["param"].device)
 
-    def call(tables: dict[str, Array], rows: Index, values: Array, row_numbers: Index | None) -> bool:
+    def call(tables: dict[str, Array], rows: Index, values: Array, row_numbers: Index | None, check: bool) -> bool:
         inner = _optim.with_arrays(modes, tables, past, row_numbers)
-        return served_by.sparse_sgd_step(tables["param"], tables.get("momentum_buffer"), rows, values, **numbers, modes=inner)
+        return served_by.sparse_sgd_step(
+            tables["param"], tables.get("momentum_buffer"), rows, values, **numbers, check=check, modes=inner
+        )
 
     _optim.update_rows(outputs, dims, idx, gradient.array, check, call)
     if past is not None:
         _optim.write_history(past, modes, decay)
 
 
+@on_device_of("param")
 def sparse_sgd_flush(
     param: Any,
     *,
@@ -231,7 +237,7 @@ def sparse_sgd_flush(
         state_dtype=_state_dtype(outputs),
         keys=_optim.rounding_keys(seed, t, 2),
     )
-    served_by = select(backend)
+    served_by = select(backend, outputs["param"].device)
 
     def call(tables: dict[str, Array]) -> None:
         served_by.sparse_sgd_flush(

@@ -8,11 +8,12 @@ import numpy as np
 
 from sparsekit import _validate
 from sparsekit._coo import COO
-from sparsekit._dlpack import Raw, import_array, same_library, widen
+from sparsekit._dlpack import Raw, import_array, namespace, on_device_of, same_place, widen
 from sparsekit._protocol import Array, Index
 from sparsekit._registry import select
 
 
+@on_device_of("x")
 def topk(
     x: Any,
     k: int | None = None,
@@ -78,16 +79,17 @@ def topk(
             indices = chosen[None] if a.ndim == 1 else _unravel(chosen, a.shape)
         else:  # whose flat form would be a copy of it all
             indices = _unravel(chosen, a.shape)
-            values = a[tuple(indices)]
+            values = a[tuple(indices[axis] for axis in range(a.ndim))]
         values = _validate.native(values)
         if sorted:
             order = _by_magnitude(values, raw.dtype)
-            values, indices = values[order], np.ascontiguousarray(indices[:, order])
-        back = raw.adapter.from_numpy
+            values, indices = values[order], _validate.native(indices[:, order])
+        back = raw.adapter.wrap
         out.append(COO(back(indices, "int64"), back(values, raw.dtype), a.shape))
     return out if isinstance(x, list | tuple) else out[0]
 
 
+@on_device_of("x")
 def topk_mask(
     x: Any, k: int | None = None, *, ratio: float | None = None, nan: str = "largest", backend: str | None = None
 ) -> Any:
@@ -121,9 +123,9 @@ def topk_mask(
     raws, positions = _select(x, k, ratio, nan, backend)
     out = []
     for raw, chosen in zip(raws, positions, strict=True):
-        mask = np.zeros(raw.array.size, np.bool)
+        mask = namespace(raw.array).zeros(raw.array.size, np.bool)
         mask[chosen] = True
-        out.append(raw.adapter.from_numpy(mask.reshape(raw.array.shape), "bool"))
+        out.append(raw.adapter.wrap(mask.reshape(raw.array.shape), "bool"))
     return out if isinstance(x, list | tuple) else out[0]
 
 
@@ -140,8 +142,8 @@ def _select(x: Any, k: int | None, ratio: float | None, nan: str, backend: str |
     k = _validate.integer(k, "k")
     if not 0 <= k <= n:
         raise ValueError(f"k must lie between 0 and {n}, the number of entries; got {k}")
-    served_by = select(backend)
-    none = [np.empty(0, np.int64) for _ in raws]
+    served_by = select(backend, raws[0].device if raws else "cpu")
+    none = [namespace(raw.array).empty(0, np.int64) for raw in raws]
     refuse_nan = nan == "raise" and any(raw.dtype not in ("bool", *_validate.INTEGERS) for raw in raws)
     if n == 0 or (k == 0 and not refuse_nan):
         return raws, none
@@ -149,10 +151,12 @@ def _select(x: Any, k: int | None, ratio: float | None, nan: str, backend: str |
     # NaN ranks first, so if there is one at all, it is among the chosen.
     positions = served_by.topk(magnitudes, max(k, 1), dtype=dtype)
     if refuse_nan:
-        for i, (a, chosen) in enumerate(zip(magnitudes, positions, strict=True)):
-            if chosen.size and (bad := chosen[_is_nan(a[chosen], dtype)]).size:
-                where = f"x[{i}]" if isinstance(x, list | tuple) else "x"
-                raise ValueError(f"nan='raise': expected no NaN, got one in {where} at flat position {int(bad[0])}")
+        is_nan = [_is_nan(a[chosen], dtype) for a, chosen in zip(magnitudes, positions, strict=True)]
+        if namespace(is_nan[0]).concatenate(is_nan).any():  # on a device: waits
+            i = next(i for i, marks in enumerate(is_nan) if marks.any())
+            where = f"x[{i}]" if isinstance(x, list | tuple) else "x"
+            first = int(positions[i][is_nan[i]][0])
+            raise ValueError(f"nan='raise': expected no NaN, got one in {where} at flat position {first}")
     return raws, positions if k else none
 
 
@@ -165,7 +169,7 @@ def _import(x: Any) -> list[Raw]:
             raise TypeError(f"{name} must be an array, got {type(a).__name__}; a list stands for several arrays")
     raws = [import_array(a, name) for a, name in zip(arrays, names, strict=True)]
     if raws:
-        same_library(raws, names)
+        same_place(raws, names)
     for raw, name in zip(raws, names, strict=True):
         _validate.check_value_dtype(raw, name)
     return raws
@@ -177,8 +181,8 @@ def _magnitudes(raws: Sequence[Raw]) -> tuple[list[Array], str]:
     for raw in raws:
         a, dtype = _validate.native(raw.array).reshape(-1), raw.dtype
         if dtype.startswith("complex"):
-            absolute = np.abs(a)
-            absolute[np.isnan(a)] = np.nan  # |inf + nan j| is inf in C, but the number is a NaN
+            absolute = abs(a)
+            absolute[namespace(a).isnan(a)] = np.nan  # |inf + nan j| is inf in C, but the number is a NaN
             a, dtype = absolute, absolute.dtype.name
         parts.append(a)
         dtypes.append(dtype)
@@ -191,25 +195,29 @@ def _magnitudes(raws: Sequence[Raw]) -> tuple[list[Array], str]:
 
 
 def _is_nan(a: Array, dtype: str) -> Array:
-    return np.isnan(widen(a, dtype))
+    marks: Array = namespace(a).isnan(widen(a, dtype))
+    return marks
 
 
-def _by_magnitude(values: Array, dtype: str) -> Array:
+def _by_magnitude(values: Array, dtype: str) -> Index:
     """A stable order, largest magnitude first, NaN before all."""
-    if values.dtype.kind == "i":
-        # abs of the most negative value wraps to itself, whose bits are the right magnitude
-        magnitude = np.abs(values).view(values.dtype.str.replace("i", "u"))
-        return np.argsort(~magnitude, kind="stable")
+    xp = namespace(values)
     if dtype == "bool" or (values.dtype.kind == "u" and dtype != "bfloat16"):
-        return np.argsort(~values, kind="stable")
-    absolute = np.abs(widen(values, dtype))
-    absolute[np.isnan(widen(values, dtype))] = np.nan
-    is_nan = np.isnan(absolute)
-    return np.lexsort((-np.where(is_nan, 0, absolute), ~is_nan))
+        magnitude = values
+    elif values.dtype.kind == "i":
+        # abs of the most negative value wraps to itself, whose bits are the right magnitude
+        magnitude = xp.abs(values).view(f"u{values.itemsize}")
+    else:  # the bits of floats >= 0 are in the order of the floats, NaN last
+        wide = widen(values, dtype)
+        absolute = xp.abs(wide)
+        absolute[xp.isnan(wide)] = np.nan
+        magnitude = absolute.view(f"u{absolute.itemsize}")
+    order: Index = xp.argsort(~magnitude, kind="stable")
+    return order
 
 
 def _unravel(positions: Index, shape: tuple[int, ...]) -> Index:
     """Coordinates of flat positions, (ndim, k)."""
-    if positions.size == 0 or not shape:  # where NumPy refuses
-        return np.empty((len(shape), positions.size), np.int64)
-    return np.array(np.unravel_index(positions, shape), np.int64)
+    xp = namespace(positions)
+    coordinates: Index = xp.stack(_validate.unravel(positions, shape)) if shape else xp.empty((0, positions.size), np.int64)
+    return coordinates

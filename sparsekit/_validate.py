@@ -2,11 +2,12 @@
 
 import math
 import operator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsekit._dlpack import Adapter, Raw, import_array, same_library
+from sparsekit._dlpack import Adapter, Raw, import_array, namespace, same_place
 from sparsekit._protocol import Array, Index
 
 INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -22,6 +23,9 @@ def check_value_dtype(raw: Raw, name: str) -> None:
 
 def native(a: Array, dtype: np.dtype[Any] | None = None) -> Array:
     """C-contiguous, aligned, native byte order; a itself where it is so already."""
+    if not isinstance(a, np.ndarray):  # on a device, where all arrays are aligned and native
+        on_device: Array = namespace(a).asarray(a, dtype or a.dtype, order="C")
+        return on_device
     flags = a.flags
     if flags.c_contiguous and flags.aligned and (a.dtype.isnative if dtype is None else a.dtype == dtype):
         return a
@@ -59,6 +63,7 @@ class Triplet(NamedTuple):
     dims: tuple[int, ...]
     dense_shape: tuple[int, ...]
     adapter: Adapter
+    device: str
 
     def flat_values(self) -> Array:
         """``(nnz, width)``, as a backend takes them."""
@@ -72,7 +77,7 @@ class Triplet(NamedTuple):
 def as_triplet(indices: Any, values: Any, shape: Any) -> Triplet:
     raw_indices = import_array(indices, "indices")
     raw_values = import_array(values, "values")
-    adapter = same_library((raw_indices, raw_values), ("indices", "values"))
+    place = same_place((raw_indices, raw_values), ("indices", "values"))
     idx, val = as_indices(raw_indices), raw_values.array
     check_value_dtype(raw_values, "values")
     full = shape_of(shape)
@@ -87,19 +92,34 @@ def as_triplet(indices: Any, values: Any, shape: Any) -> Triplet:
         )
     if full[sparse_ndim:] != val.shape[1:]:
         raise ValueError(f"the dense dimensions of shape must be those of values, {val.shape[1:]}, got {full[sparse_ndim:]}")
-    return Triplet(idx, raw_indices.dtype, val, raw_values.dtype, full[:sparse_ndim], val.shape[1:], adapter)
+    return Triplet(idx, raw_indices.dtype, val, raw_values.dtype, full[:sparse_ndim], val.shape[1:], place.adapter, place.device)
 
 
 def check_index_range(indices: Array, dims: tuple[int, ...], name: str = "indices") -> None:
-    """IndexError for the first index outside its dimension. Cost: two passes."""
-    for axis, (row, dim) in enumerate(zip(indices, dims, strict=True)):
-        if row.size and not (int(row.min()) >= 0 and int(row.max()) < dim):
-            # Compared as Python ints would be: no wrap for uint64, no overflow for a small dtype and a large dim.
-            bad = row < 0 if int(row.min()) < 0 else row > dim - 1
-            position = int(np.argmax(bad))
+    """IndexError for the first index outside its dimension. Cost: two passes; on a device, a wait for their result."""
+    if not indices.size:
+        return
+    lows, highs = indices.min(axis=1), indices.max(axis=1)
+    if not isinstance(indices, np.ndarray):
+        lows, highs = namespace(indices).stack((lows, highs)).get()  # waits for the device
+    for axis, (low, high, dim) in enumerate(zip(lows.tolist(), highs.tolist(), dims, strict=True)):
+        # Compared as Python ints: no wrap for uint64, no overflow for a small dtype and a large dim.
+        if not (low >= 0 and high < dim):
+            row = indices[axis] if isinstance(indices, np.ndarray) else indices[axis].get()  # waits for the device
+            position = int(np.argmax(row < 0 if low < 0 else row > dim - 1))
             raise IndexError(
                 f"{name}[{axis}, {position}] = {int(row[position])} is out of range for dimension {axis} of size {dim}"
             )
+
+
+def unravel(positions: Index, shape: tuple[int, ...]) -> list[Index]:
+    """Coordinates of flat positions, an array for each dimension (CuPy's unravel_index waits for the device)."""
+    coordinates = []
+    for size in reversed(shape[1:]):
+        above = positions // size
+        coordinates.append(positions - above * size)
+        positions = above
+    return [positions, *reversed(coordinates)] if shape else []
 
 
 def scalar(value: Any, name: str, low: float, high: float = math.inf) -> float:
@@ -135,11 +155,19 @@ def _overlaps_itself(a: Array) -> bool:
     return False
 
 
+def addresses(a: Array) -> Array:
+    """For NumPy's questions about overlap: a itself, or an array with a device array's addresses, which must not be read."""
+    if isinstance(a, np.ndarray):
+        return a
+    layout = {"shape": a.shape, "strides": a.strides, "typestr": a.dtype.str, "data": (a.data.ptr, True), "version": 3}
+    return np.asarray(SimpleNamespace(__array_interface__=layout)) if a.size else np.empty(a.shape, a.dtype)
+
+
 def check_output(raw: Raw, name: str) -> None:
     """An array that will be written in place must be a writeable array whose elements do not share memory."""
     if isinstance(raw.source, list | tuple | int | float | complex | np.generic):
         raise TypeError(f"{name} is updated in place and must be an array, got {type(raw.source).__name__}")
-    if not raw.array.flags.writeable:
+    if raw.device == "cpu" and not raw.array.flags.writeable:
         raise ValueError(f"{name} is updated in place and must be writeable, got a read-only array")
     if raw.array.size and not raw.array.flags.c_contiguous and _overlaps_itself(raw.array):
         raise ValueError(

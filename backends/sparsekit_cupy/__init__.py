@@ -1,8 +1,9 @@
 """The CUDA backend: CuPy arrays, kernels of our own in ``.cu`` files beside the code that launches them."""
 
 from sparsekit_cupy._coalesce import coalesce, is_coalesced
+from sparsekit_cupy._device import missing
 
-__all__ = ["coalesce", "devices", "is_coalesced", "set_num_threads", "warmup"]
+__all__ = ["coalesce", "devices", "is_coalesced", "missing", "set_num_threads", "warmup"]
 
 devices = ("cuda",)
 

@@ -84,6 +84,13 @@ def _find_cuda() -> Device:
 find: Callable[[], Device] = _find_cuda  # tests put a stand-in here
 
 
+def missing() -> str | None:
+    """Why the backend cannot run here, or None."""
+    import cupy
+
+    return None if find is not _find_cuda or cupy.cuda.is_available() else "CuPy finds no CUDA device, or no driver for one"
+
+
 def current() -> Device:
     """The current CUDA device, with its compiled kernels."""
     return find()

@@ -67,7 +67,8 @@ def _rank(device: Device, indices: Any, dims: tuple[int, ...], bits: list[int], 
     xp, n = device.xp, indices.shape[1]
     if 2 * position_bits > 64:
         raise NotImplementedError(f"coordinates of {sum(bits)} bits are sorted for at most 2**32 entries, got {n}")
-    order, is_head, end = None, xp.zeros(n, xp.bool_), len(dims)
+    order: Any = None
+    is_head, end = xp.zeros(n, xp.bool_), len(dims)
     keys = []
     while end:
         begin = end - 1

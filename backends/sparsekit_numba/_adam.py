@@ -28,6 +28,7 @@ def sparse_adam_step(
     eps: float,
     weight_decay: float,
     maximize: bool,
+    check: bool,  # always made: it costs nothing here
     modes: Any,
 ) -> bool:
     if modes is not None:

@@ -72,10 +72,11 @@ def warmup() -> None:
                 eps=1e-8,
                 weight_decay=0.0,
                 maximize=False,
+                check=True,
                 modes=None,
             )
     table, rows, values = np.zeros((100, 2), np.float32), narrow[0], np.ones((_N, 2), np.float32)
-    shared: dict[str, Any] = {"dtype": "float32", "weight_decay": 0.0, "maximize": False, "modes": _PLAIN}
+    shared: dict[str, Any] = {"dtype": "float32", "weight_decay": 0.0, "maximize": False, "check": True, "modes": _PLAIN}
     sparse_adagrad_step(table, np.zeros_like(table), rows, values, eps=1e-10, **shared)
     for buffer in (None, np.zeros_like(table)):
         sparse_sgd_step(table, buffer, rows, values, momentum=0.9, dampening=0.0, nesterov=False, **shared)

@@ -18,6 +18,7 @@ def sparse_adagrad_step(
     eps: float,
     weight_decay: float,
     maximize: bool,
+    check: bool,  # always made: it costs nothing here
     modes: Any,
 ) -> bool:
     real = _optim.arithmetic_type(dtype, modes.state_dtype)

@@ -25,6 +25,7 @@ def sparse_adam_step(
     eps: float,
     weight_decay: float,
     maximize: bool,
+    check: bool,  # always made: it costs nothing here
     modes: Any,
 ) -> bool:
     state_dtype = exp_avg.dtype.name if modes is None else modes.state_dtype

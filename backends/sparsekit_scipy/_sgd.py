@@ -20,6 +20,7 @@ def sparse_sgd_step(
     nesterov: bool,
     weight_decay: float,
     maximize: bool,
+    check: bool,  # always made: it costs nothing here
     modes: Any,
 ) -> bool:
     real = _optim.arithmetic_type(dtype, modes.state_dtype)

@@ -27,7 +27,7 @@ def coalesce(
 
     Parameters
     ----------
-    tensor : sparse COO tensor, on the CPU
+    tensor : sparse COO tensor, on the CPU or a CUDA device
         Any number of sparse and dense dimensions, of any dtype of ``sparsekit.coalesce``. Or, where values and shape follow, the
         indices, (sparse_ndim, nnz) or (nnz,).
     values : tensor, (nnz, *dense_shape), optional
@@ -192,7 +192,7 @@ class _CoalesceTensor(torch.autograd.Function):
         if not ctx.is_mean:
             return grads[0], None, None
         indices, counts = ctx.saved_tensors
-        at = _flagged(indices, torch.ones(indices.shape[1], *ctx.shape[len(indices) :]), ctx.shape)
+        at = _flagged(indices, torch.ones(indices.shape[1], *ctx.shape[len(indices) :], device=indices.device), ctx.shape)
         values = grads[0].sparse_mask(at)._values()
         values = values / counts.reshape(-1, *[1] * (values.dim() - 1))
         return _flagged(indices, values, ctx.shape), None, None

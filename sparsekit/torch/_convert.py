@@ -1,13 +1,17 @@
-"""torch tensors as NumPy arrays on the same memory, and back; sparse COO tensors as COO, and back."""
+"""torch tensors as arrays of NumPy or CuPy on the same memory, and back; sparse COO tensors as COO, and back."""
 
+import contextlib
 import functools
-from typing import Any
+import importlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+import sparsekit
 from sparsekit import COO
 
 
@@ -22,9 +26,10 @@ class _Adapter:
     library = "torch"
 
     def device(self, x: Tensor) -> str:
-        return x.device.type
+        device = x.device
+        return device.type if device.index is None else f"{device.type}:{device.index}"
 
-    def to_numpy(self, x: Tensor) -> tuple[np.ndarray[Any, Any], str]:
+    def unwrap(self, x: Tensor) -> tuple[Any, str]:
         if x.layout != torch.strided:
             raise TypeError(
                 f"expected a tensor of layout torch.strided, got {x.layout}; for a sparse COO tensor use "
@@ -34,17 +39,25 @@ class _Adapter:
         x = x.detach()
         if x.is_conj() or x.is_neg():
             x = x.resolve_conj().resolve_neg()
+        library = _cupy() if x.is_cuda else np
         if x.dtype == torch.bfloat16:  # unknown to NumPy, so it travels as bits
-            return np.from_dlpack(x.view(torch.int16)).view(np.uint16), "bfloat16"
+            return library.from_dlpack(x.view(torch.int16)).view(np.uint16), "bfloat16"
         try:
-            return np.from_dlpack(x), _name(x.dtype)
+            return library.from_dlpack(x), _name(x.dtype)
         except (BufferError, RuntimeError) as error:
-            raise TypeError(f"NumPy cannot hold a tensor of dtype {x.dtype}: {error}") from error
+            raise TypeError(f"{library.__name__} cannot hold a tensor of dtype {x.dtype}: {error}") from error
 
-    def from_numpy(self, a: np.ndarray[Any, Any], dtype: str) -> Tensor:
+    def wrap(self, a: Any, dtype: str) -> Tensor:
         if dtype == "bfloat16":
             return from_dlpack(a.view(np.int16)).view(torch.bfloat16)
         return from_dlpack(a)
+
+    @contextlib.contextmanager
+    def context(self, x: Tensor) -> Iterator[None]:
+        """torch's current stream becomes CuPy's: kernels follow torch's own in order, memory goes over without an event."""
+        cuda, number = _cupy().cuda, x.device.index  # from here on runs on machines with CUDA only
+        with cuda.Device(number), cuda.Stream.from_external(_Stream(torch.cuda.current_stream(number).cuda_stream)):
+            yield
 
     def wrote(self, x: Tensor) -> None:
         # Autograd must know, or a graph that saved the old value would give a wrong gradient instead of an error.
@@ -52,7 +65,23 @@ class _Adapter:
             torch.autograd.graph.increment_version(x)
 
 
+class _Stream(NamedTuple):
+    """A stream as CuPy takes over others'. (torch's own class does so itself only in newer versions.)"""
+
+    pointer: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer  # version of this protocol, cudaStream_t
+
+
 adapter = _Adapter()
+
+
+@functools.cache
+def _cupy() -> Any:
+    """CuPy, which holds CUDA tensors for the backend."""
+    with sparsekit.use_backend("cupy"):  # else its error, which says what to install
+        return importlib.import_module("cupy")
 
 
 def check_sparse_coo(tensor: Any, name: str) -> None:
@@ -94,8 +123,11 @@ def from_sparse_tensor(tensor: Tensor) -> COO:
     return COO(tensor._indices(), tensor._values(), tuple(tensor.shape))
 
 
-def _from_numpy(a: np.ndarray[Any, Any]) -> Tensor:
-    return adapter.from_numpy(a, a.dtype.name)  # ml_dtypes' bfloat16 too
+def _as_tensor(x: Any) -> Tensor:
+    if isinstance(x, Tensor):
+        return x
+    a = x if hasattr(x, "__dlpack__") else np.asarray(x)
+    return adapter.wrap(a, a.dtype.name)  # ml_dtypes' bfloat16 too
 
 
 def to_sparse_tensor(coo: COO) -> Tensor:
@@ -104,7 +136,7 @@ def to_sparse_tensor(coo: COO) -> Tensor:
     Parameters
     ----------
     coo : COO
-        Of NumPy arrays or torch tensors.
+        Of arrays of any library, or torch tensors.
 
     Returns
     -------
@@ -126,7 +158,7 @@ def to_sparse_tensor(coo: COO) -> Tensor:
     >>> sparsekit.torch.to_sparse_tensor(sparsekit.COO(np.array([[1]]), np.array([2.0]), (3,))).to_dense()
     tensor([0., 2., 0.], dtype=torch.float64)
     """
-    indices, values = (x if isinstance(x, Tensor) else _from_numpy(np.asarray(x)) for x in (coo.indices, coo.values))
+    indices, values = (_as_tensor(x) for x in (coo.indices, coo.values))
     if indices.dim() == 1:
         indices = indices[None]
     return torch.sparse_coo_tensor(indices.to(torch.int64), values, coo.shape, check_invariants=True)

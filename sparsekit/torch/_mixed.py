@@ -17,7 +17,7 @@ class Adam(SparseAdam):
     Parameters
     ----------
     params : iterable of tensors, of (name, tensor) pairs, or of dicts
-        Parameters of dtype float16, bfloat16, float32 or float64, on the CPU, or parameter groups.
+        Parameters of dtype float16, bfloat16, float32 or float64, on the CPU or CUDA devices, or parameter groups.
     lr, betas, eps, maximize, weight_decay, amsgrad
         Of all parameters; see ``SparseAdam``.
     weight_decay_mode : str
@@ -79,7 +79,7 @@ class Adam(SparseAdam):
                 continue
             if p.grad.layout == torch.strided:
                 rows = self._rows(p, group)
-                indices = torch.ones(rows, dtype=torch.bool).nonzero().T
+                indices = torch.ones(rows, dtype=torch.bool, device=p.device).nonzero().T
                 yield self._job(number, p, group, indices, p.grad.reshape(-1, *p.shape[len(rows) :]))
             else:
                 yield self._job(number, p, group, p.grad._indices(), p.grad._values())
@@ -101,7 +101,7 @@ class Adam(SparseAdam):
         for p in params:
             state = self.state[p]
             if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32)
+                state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
                 state |= {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in ("exp_avg", "exp_avg_sq")}
             if group["amsgrad"] and "max_exp_avg_sq" not in state:
                 state["max_exp_avg_sq"] = state["exp_avg_sq"].clone()

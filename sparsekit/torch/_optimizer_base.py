@@ -143,8 +143,7 @@ class SparseOptimizer(Optimizer):
             for name, saved in state_dict["state"].get(number, {}).items():
                 if isinstance(saved, Tensor):  # torch casts it to the parameter's dtype, or shares it
                     dtype = self._state_dtype(p, group) if name in self._full else saved.dtype
-                    device = saved.device if name == "step" else p.device
-                    self.state[p][name] = saved.to(device=device, dtype=dtype, copy=True)
+                    self.state[p][name] = saved.to(device=p.device, dtype=dtype, copy=True)
 
     def _check_saved(self, name: str, saved: Any, p: Tensor, group: dict[str, Any], number: int) -> None:
         if name in self._full or name in _PER_ROW:
@@ -187,9 +186,9 @@ class SparseOptimizer(Optimizer):
             state[name] = make() if saved is None else saved.to(self._state_dtype(p, group)) if name in self._full else saved
         lazy, moments = group["weight_decay_mode"] == "decoupled_lazy", group.get("moments", "masked")
         if lazy or moments != "masked":
-            state.setdefault("last_step", torch.full(rows, step, dtype=torch.int64))
+            state.setdefault("last_step", torch.full(rows, step, dtype=torch.int64, device=p.device))
         if lazy or moments == "exact":
-            state["history"] = _with_room(state.get("history"), step, float(group["lr"]))
+            state["history"] = _with_room(state.get("history"), step, float(group["lr"]), p.device)
         return state
 
     def _lazy_options(self, job: Job) -> dict[str, Any]:
@@ -239,22 +238,24 @@ class SparseOptimizer(Optimizer):
                 f"{tuple(grad.shape)}, {grad.dtype}, {grad.device}"
             )
         # is_coalesced with a shape checks the range of the indices; what it finds of their order does not matter.
-        sparsekit.is_coalesced(grad._indices(), grad.shape)
+        # On a CUDA device that would be a wait for each parameter; there the steps go without.
+        if not p.is_cuda:
+            sparsekit.is_coalesced(grad._indices(), grad.shape)
 
 
 def _lazy_arrays(state: dict[str, Any]) -> dict[str, Any]:
     return {name: state[name] for name in ("last_step", "history") if name in state}
 
 
-def _with_room(history: Tensor | None, step: int, lr: float) -> Tensor:
+def _with_room(history: Tensor | None, step: int, lr: float, device: torch.device) -> Tensor:
     """A history with room for the next step; a new one tells of no decay so far."""
     if history is not None and history.shape[0] > step:
         return history
-    larger = torch.zeros(max(_LEAST_HISTORY, 2 * (step + 1)), 3, dtype=torch.float64)
+    larger = torch.zeros(max(_LEAST_HISTORY, 2 * (step + 1)), 3, dtype=torch.float64, device=device)
     if history is not None:
         larger[: history.shape[0]] = history
     elif step:
-        larger[step - 1] = torch.tensor([lr, 0.0, lr])
+        larger[step - 1, ::2] = lr
     return larger
 
 

@@ -17,7 +17,7 @@ class SparseAdam(SparseOptimizer):
     Parameters
     ----------
     params : iterable of tensors, of (name, tensor) pairs, or of dicts
-        Dense parameters of dtype float16, bfloat16, float32 or float64, on the CPU, or parameter groups.
+        Dense parameters of dtype float16, bfloat16, float32 or float64, on the CPU or CUDA devices, or parameter groups.
     lr : float or 1-element tensor
         Learning rate, > 0.
     betas : (float, float)
@@ -54,7 +54,9 @@ class SparseAdam(SparseOptimizer):
     RuntimeError
         In ``step``: a gradient that is dense or does not fit its parameter. Nothing has been changed then, of any parameter.
     IndexError
-        In ``step``: a gradient names a row that its parameter does not have. Nothing has been changed then.
+        In ``step``: a gradient names a row that its parameter does not have. Nothing has been changed then. Of parameters on a
+        CUDA device the rows are not checked, which would mean to wait for the device: what such a row does is undefined, but no
+        other memory is touched.
 
     Notes
     -----
@@ -121,7 +123,7 @@ class SparseAdam(SparseOptimizer):
             dtype = self._state_dtype(p, group)
             make["max_exp_avg_sq"] = lambda: self._zeros(p, group, shape) if sq is None else sq.to(dtype, copy=True)
         if group["bias_correction"] == "row":
-            make["row_step"] = lambda: torch.full(rows, int(state.get("step", 0)), dtype=torch.int64)
+            make["row_step"] = lambda: torch.full(rows, int(state.get("step", 0)), dtype=torch.int64, device=p.device)
         return make
 
     def _make_step(self, job: Job, step: int, options: dict[str, Any]) -> None:
@@ -156,7 +158,7 @@ class SparseAdagrad(SparseOptimizer):
     Parameters
     ----------
     params : iterable of tensors, of (name, tensor) pairs, or of dicts
-        Dense parameters of dtype float16, bfloat16, float32 or float64, on the CPU, or parameter groups.
+        Dense parameters of dtype float16, bfloat16, float32 or float64, on the CPU or CUDA devices, or parameter groups.
     lr : float or 1-element tensor
         Learning rate, >= 0.
     lr_decay : float
@@ -249,7 +251,7 @@ class SparseSGD(SparseOptimizer):
     Parameters
     ----------
     params : iterable of tensors, of (name, tensor) pairs, or of dicts
-        Dense parameters of dtype float16, bfloat16, float32 or float64, on the CPU, or parameter groups.
+        Dense parameters of dtype float16, bfloat16, float32 or float64, on the CPU or CUDA devices, or parameter groups.
     lr : float or 1-element tensor
         Learning rate, >= 0.
     momentum : float

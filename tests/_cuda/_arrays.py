@@ -7,7 +7,6 @@ sort by comparison. ``empty`` is poisoned, reductions give 0-d arrays, and ``syn
 """
 
 import inspect
-import operator
 import re
 import sys
 
@@ -133,9 +132,6 @@ class ndarray:
 
     def __bool__(self):
         return bool(_wait(self))
-
-    def __index__(self):
-        return operator.index(_wait(self)[()])
 
     def __getitem__(self, key):
         keys = _arrays_of(key)
