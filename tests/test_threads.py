@@ -225,6 +225,6 @@ def forever():
         call()
 threading.Thread(target=forever, daemon=True).start()
 """,
-        backend,
+        cpu_backend,
         timeout=60,
     )
