@@ -116,7 +116,7 @@ def test_2e6_values(backend, kind):
     rng = np.random.default_rng(4)
     n = (
         2_000_000 if backend == "numba" else 200_000
-    )  # a plain sort has no shortcut to go wrong; the CUDA kernels' tiles are small
+    )  # a sort has no shortcut to go wrong; CUDA's tiles are small
     x = rng.standard_normal(n).astype(np.float32)
     if kind == "with NaN":
         x[rng.integers(0, n, 500)] = NAN

@@ -1,7 +1,7 @@
 """CUDA kernels on a machine without a GPU: compiled by NVRTC, translated to C++, run on the CPU under a checker.
 
-``host_device()`` is a ``sparsekit_cupy._device.Device`` whose arrays are NumPy's (``_arrays``) and whose kernels are the backend's
-own ``.cu`` files as NVRTC compiled them. What it cannot show: speed, and what a real GPU's memory may reorder.
+``host_device()`` is a ``sparsekit_cupy._device.Device`` whose arrays are NumPy's (``_arrays``) and whose kernels are the
+backend's own ``.cu`` files as NVRTC compiled them. What it cannot show: speed, and what a real GPU's memory may reorder.
 """
 
 import contextlib
