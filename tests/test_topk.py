@@ -114,9 +114,7 @@ def test_1e5_values(backend, kind, dtype):
 def test_2e6_values(backend, kind):
     """Beyond any sample, any block and one thread's share; adversarial to a threshold that was guessed."""
     rng = np.random.default_rng(4)
-    n = (
-        2_000_000 if backend == "numba" else 200_000
-    )  # a sort has no shortcut to go wrong; CUDA's tiles are small
+    n = 2_000_000 if backend == "numba" else 200_000  # a sort has no shortcut to go wrong; CUDA's tiles are small
     x = rng.standard_normal(n).astype(np.float32)
     if kind == "with NaN":
         x[rng.integers(0, n, 500)] = NAN
