@@ -2,8 +2,9 @@
 
 from sparsekit_cupy._coalesce import coalesce, is_coalesced
 from sparsekit_cupy._device import missing
+from sparsekit_cupy._topk import topk
 
-__all__ = ["coalesce", "devices", "is_coalesced", "missing", "set_num_threads", "warmup"]
+__all__ = ["coalesce", "devices", "is_coalesced", "missing", "set_num_threads", "topk", "warmup"]
 
 devices = ("cuda",)
 

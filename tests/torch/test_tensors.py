@@ -40,9 +40,9 @@ def adam_tensors(dtype, seed=0, rows=30, table=9, requires_grad=True):
 
 
 @pytest.fixture
-def seen(monkeypatch, backend):
+def seen(monkeypatch, cpu_backend):
     """Addresses of the arrays that reach the backend, and of those that leave it, by function."""
-    module = importlib.import_module(f"sparsekit_{backend}")
+    module = importlib.import_module(f"sparsekit_{cpu_backend}")
     addresses = {}
 
     def flat(x):
@@ -66,13 +66,13 @@ def seen(monkeypatch, backend):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_coalesce_copies_nothing(backend, seen, dtype, requires_grad):
+def test_coalesce_copies_nothing(cpu_backend, seen, dtype, requires_grad):
     if requires_grad and dtype in ("bool", "int8", "int64", "uint16"):
         pytest.skip("torch differentiates floats only")
     case = _cases.case(3, (6, 7), (2, 3), 50, dtype)
     indices, values = tensor(case.indices), tensor(case.values, requires_grad)
     coo, inverse, counts = sparsekit.coalesce(
-        indices, values, case.shape, return_inverse=True, return_counts=True, backend=backend
+        indices, values, case.shape, return_inverse=True, return_counts=True, backend=cpu_backend
     )
     ins, outs = seen["coalesce"]
     assert {indices.data_ptr(), values.data_ptr()} <= set(ins)
@@ -85,19 +85,19 @@ def test_coalesce_copies_nothing(backend, seen, dtype, requires_grad):
     assert_bits(inverse, expected[2])
     assert_bits(counts, expected[3])
     assert values._version == indices._version == 0
-    sparsekit.is_coalesced(indices, backend=backend)
+    sparsekit.is_coalesced(indices, backend=cpu_backend)
     assert indices.data_ptr() in seen["is_coalesced"][0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_topk_copies_nothing(backend, seen, dtype):
+def test_topk_copies_nothing(cpu_backend, seen, dtype):
     x, y = (_cases.numbers(np.random.default_rng(i), (20, 3), dtype) for i in (0, 1))
     tensors = [tensor(x), torch.nn.Parameter(tensor(y), requires_grad=dtype in _cases.REALS)]
     positions = _oracles.topk([x, y], 17)
-    coos = sparsekit.topk(tensors, 17, backend=backend)
+    coos = sparsekit.topk(tensors, 17, backend=cpu_backend)
     if dtype not in _cases.COMPLEX:  # a complex number's magnitude has to be computed somewhere
         assert {t.data_ptr() for t in tensors} <= set(seen["topk"][0])
-    masks = sparsekit.topk_mask(tensors, 17, backend=backend)
+    masks = sparsekit.topk_mask(tensors, 17, backend=cpu_backend)
     for coo, mask, array, ranked in zip(coos, masks, (x, y), positions, strict=True):
         at = np.sort(np.array(ranked, int))
         assert_coo(coo, np.stack(np.unravel_index(at, array.shape)).astype(np.int64), array.ravel()[at], array.shape)
@@ -107,10 +107,10 @@ def test_topk_copies_nothing(backend, seen, dtype):
 
 
 @pytest.mark.parametrize("dtype", _cases.REALS)
-def test_adam_step_is_in_place(backend, seen, dtype):
+def test_adam_step_is_in_place(cpu_backend, seen, dtype):
     arrays, tensors = adam_tensors(dtype)
     pointers = [t.data_ptr() for t in tensors]
-    assert sparsekit.sparse_adam_step(*tensors, step=3, backend=backend) is None
+    assert sparsekit.sparse_adam_step(*tensors, step=3, backend=cpu_backend) is None
     assert set(pointers) <= set(seen["sparse_adam_step"][0])
     assert pointers == [t.data_ptr() for t in tensors]
     for got, want in zip(tensors, [*_oracles.adam(*arrays, step=3), *arrays[3:]], strict=True):
