@@ -73,5 +73,7 @@ def test_topk_rules(backend, array, x, k, positions):
 @pytest.mark.parametrize(("dtype", "n"), [("float16", 4096), ("bfloat16", 1000), ("float32", 2**24 + 2)])
 def test_ones_at_one_index(backend, torch, dtype, n):
     """torch gives 2048, 256 and 16777216: each float32 one is lost from there on."""
+    if backend == "cupy-host" and n > 2**20:
+        pytest.skip("the stand-in for a device takes a minute")
     coo = sparsekit.coalesce(torch.zeros(n, dtype=torch.int64), torch.ones(n, dtype=getattr(torch, dtype)), (1,), backend=backend)
     assert coo.values.tolist() == [n]

@@ -1,5 +1,6 @@
 """topk: a radix select for the k-th largest magnitude, then the positions of what is not smaller, in order."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,8 @@ _MOST_IN_BLOCK = 1 << 31  # values that a block counts in 32 bits
 def topk(arrays: Sequence[Any], k: int, *, dtype: str) -> list[Any]:
     """As in the protocol. Waits for the device only where there are several arrays: once, for how much of each is chosen.
 
-    Reads the arrays once for each 11 bits of the dtype (float16 twice, float32 3 times, float64 6 times), then twice more to write
-    positions. Memory: 8 bytes for each of the k positions, and 32 for each 2048 values.
+    Reads the arrays once for each 11 bits of the dtype (float16 twice, float32 3 times, float64 6 times), then twice more to
+    write positions. Memory: 8 bytes for each of the k positions, and 32 for each 2048 values.
     """
     device = current()
     xp, c_type = device.xp, C_TYPES[dtype]
@@ -34,7 +35,7 @@ def topk(arrays: Sequence[Any], k: int, *, dtype: str) -> list[Any]:
     for x in arrays:
         ends.append(ends[-1] + -(-x.size // _TILE))
     tiles = xp.empty((2, ends[-1]), xp.int64)  # values larger than the k-th largest, and equal to it
-    for x, first, end in zip(arrays, ends, ends[1:], strict=False):
+    for x, (first, end) in zip(arrays, itertools.pairwise(ends), strict=True):
         if x.size:
             args = (x, x.size, state, tiles[0, first:end], tiles[1, first:end])
             device.launch("topk.cu", f"sparsekit_count_topk<{c_type}>", device.blocks(x.size, _TILE), 256, args)
@@ -49,4 +50,4 @@ def topk(arrays: Sequence[Any], k: int, *, dtype: str) -> list[Any]:
     found = xp.concatenate((state[1:].astype(xp.int64), larger, equal)).get()  # waits for the device
     ties, larger, equal = int(found[0]), found[1 : 1 + ends[-1]], found[1 + ends[-1] :]
     stops = [int(larger[end - 1]) + min(int(equal[end - 1]), ties) if end else 0 for end in ends]
-    return [out[start:stop] for start, stop in zip(stops, stops[1:], strict=False)]
+    return [out[start:stop] for start, stop in itertools.pairwise(stops)]
