@@ -22,6 +22,7 @@ def topk(arrays: Sequence[Any], k: int, *, dtype: str) -> list[Any]:
     xp, c_type = device.xp, C_TYPES[dtype]
     state, counts = xp.empty(2, xp.uint64), xp.zeros(_BINS, xp.uint64)
     state[0], state[1] = 0, k
+    args: tuple[Any, ...]
     left = 8 * arrays[0].itemsize
     while left:
         upper, width = left, min(left, _DIGIT)
