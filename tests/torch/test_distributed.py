@@ -158,10 +158,10 @@ def test_one_percent_of_the_bytes_and_the_dense_accuracy(tmp_path):
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_process_that_dies_is_an_error_for_the_others(world, tmp_path):
     start = time.monotonic()
-    results = spawn(["dies"], world, tmp_path, timeout=60)
+    results = spawn(["dies"], world, tmp_path, timeout=200)
     assert results[-1] is None
     assert all(r["dies"] is not None for r in results[:-1])
-    assert time.monotonic() - start < 40  # loading torch takes its share
+    assert time.monotonic() - start < 150  # gloo waits half an hour; loading torch takes its share
 
 
 def test_a_failing_collective_leaves_the_residual(monkeypatch):
