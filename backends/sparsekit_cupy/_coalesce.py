@@ -82,8 +82,12 @@ def reduce_chunks(device: Device, groups: Groups, start: Any, values: Any, dtype
     partial = xp.empty((n // _BLOCK + 1, width), _WIDE.get(dtype, dtype))
     x = min(8, power_of_two(width))
     grid = (device.blocks(n // _BLOCK + 1, x * _BLOCK), min(-(-width // x), 64))
-    args = (groups.words, n, groups.position_bits, start, groups.runs, values, width, partial)
+    args: tuple[Any, ...] = (groups.words, n, groups.position_bits, start, groups.runs, values, width, partial)
     device.launch("coalesce.cu", f"sparsekit_reduce_chunks<{C_TYPES[dtype]}, {op}>", grid, (x, _BLOCK), args)
+    if n > _BLOCK**2:
+        grid = (device.blocks(n, _BLOCK**2), grid[1])
+        args = (start, groups.runs, n, width, partial)
+        device.launch("coalesce.cu", f"sparsekit_join_chunks<{C_TYPES[dtype]}, {op}>", grid, (x, _BLOCK), args)
     return partial
 
 

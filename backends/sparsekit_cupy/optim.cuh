@@ -76,9 +76,35 @@ template <typename P> struct Gradient {
   }
 };
 
+// A left-to-right sum in blocks of 32, of blocks of 32, and so on, fed one value at a time.
+struct Tree {
+  static const int LEVELS = 6;  // 32**6 values, each of 32 columns: a row of 2**35, more than any memory holds
+  double level[LEVELS];
+  __device__ void push(double x, i64 number) {  // number: how many came before
+#pragma unroll
+    for (int l = 0; l < LEVELS; l++) {
+      const int filled = (int)(number >> 5 * l & 31);
+      level[l] = filled ? add(level[l], x) : x;
+      if (filled < BLOCK - 1) return;
+      x = level[l];
+    }
+  }
+  __device__ double result(i64 number) {  // number > 0: how many came
+    double x;
+    bool open = false;
+#pragma unroll
+    for (int l = 0; l < LEVELS; l++) {
+      if (!(number >> 5 * l & 31)) continue;
+      x = open ? add(level[l], x) : level[l];
+      open = true;
+    }
+    return x;
+  }
+};
+
 // The mean over a row of squares in float64, by the contract's tree: 32 columns at a time are one of its blocks.
 struct MeanOfSquares {
-  Tree<Sum, double> tree;
+  Tree tree;
   i64 blocks = 0;
   // All lanes together; lanes beyond the row bring anything.
   template <typename T> __device__ void push(T g, i64 columns) {

@@ -1,7 +1,7 @@
 // The contract's order of a sum (sparsekit/_protocol.py), as coalesce and the optimizer steps share it.
 //
-// Runs of up to 32 entries are reduced by the thread that needs the result. Longer ones are cut into chunks of 1024 = 32 * 32
-// entries, each reduced to one row of `partial` by sparsekit_reduce_chunks beforehand; what is left of the tree is short.
+// Runs of up to 32 entries are reduced by the thread that needs the result. Longer ones beforehand: cut into chunks of 1024 = 32 * 32
+// entries, each reduced to one row of `partial` by sparsekit_reduce_chunks, and those rows to one by sparsekit_join_chunks.
 #include "common.cuh"
 
 static const int BLOCK = 32;
@@ -37,32 +37,6 @@ struct Max : Sum {
   template <typename W> __device__ static W of(W a, W b) { return is_nan(a) || less(b, a) ? a : b; }
 };
 
-// A left-to-right reduction in blocks of 32, of blocks of 32, and so on, fed one value at a time.
-template <typename Op, typename W> struct Tree {
-  static const int LEVELS = 9;  // 32**9 values
-  W level[LEVELS];
-  __device__ void push(W x, i64 number) {  // number: how many came before
-#pragma unroll
-    for (int l = 0; l < LEVELS; l++) {
-      const int filled = (int)(number >> 5 * l & 31);
-      level[l] = filled ? Op::of(level[l], x) : x;
-      if (filled < BLOCK - 1) return;
-      x = level[l];
-    }
-  }
-  __device__ W result(i64 number) {  // number > 0: how many came
-    W x;
-    bool open = false;
-#pragma unroll
-    for (int l = 0; l < LEVELS; l++) {
-      if (!(number >> 5 * l & 31)) continue;
-      x = open ? Op::of(level[l], x) : level[l];
-      open = true;
-    }
-    return x;
-  }
-};
-
 // Which rows of values (n, width) are to be reduced to one: the words first ... last - 1 of a run, see group.cu.
 struct Run {
   const u64* word;
@@ -91,14 +65,20 @@ __device__ __forceinline__ Pack<W, V> reduce_run(const Run& run, const T* __rest
     }
   } else {
     const W* row = partial + first_chunk(run.first) * width + c;
-    const i64 chunks = (n + CHUNK - 1) / CHUNK;
-    for (int v = 0; v < V; v++) {
-      Tree<Op, W> tree;
-      for (i64 j = 0; j < chunks; j++) tree.push(row[j * width + v], j);
-      total.at[v] = tree.result(chunks);
-    }
+    for (int v = 0; v < V; v++) total.at[v] = row[v];
   }
   return total;
+}
+
+// The run that has a word: start[r] <= at < start[r + 1], of m runs.
+__device__ __forceinline__ i64 run_of(const i64* start, i64 m, i64 at) {
+  i64 low = 0, high = m;
+  while (high - low > 1) {
+    const i64 middle = (low + high) / 2;
+    if (start[middle] <= at) low = middle;
+    else high = middle;
+  }
+  return low;
 }
 
 // Each chunk of each long run reduced to its row of partial (n / 32 + 1, width). Launched with 2-D blocks: x columns (at most 8)
@@ -122,13 +102,8 @@ __global__ void __launch_bounds__(256) sparsekit_reduce_chunks(const u64* __rest
     __syncthreads();
     // Of the runs that could own a row, the last to begin before word 32 * (row + 1) is the only candidate.
     const i64 row = base + thread;
-    i64 low = 0, high = m;  // start[low] < 32 * (row + 1) <= start[high]
-    while (high - low > 1) {
-      const i64 middle = (low + high) / 2;
-      if (start[middle] < BLOCK * (row + 1)) low = middle;
-      else high = middle;
-    }
-    const i64 first = start[low], length = start[low + 1] - first, chunk = row - first_chunk(first);
+    const i64 run = run_of(start, m, BLOCK * (row + 1) - 1);
+    const i64 first = start[run], length = start[run + 1] - first, chunk = row - first_chunk(first);
     if (length > BLOCK && chunk * CHUNK < length) {
       const int at = atomicAdd(&found, 1);
       found_first[at] = first + chunk * CHUNK;
@@ -161,5 +136,40 @@ __global__ void __launch_bounds__(256) sparsekit_reduce_chunks(const u64* __rest
       }
     }
     __syncthreads();  // found is written anew
+  }
+}
+
+// The chunks of each run of more than 1024 entries reduced to the row of its first one. Launched with 2-D blocks: x columns (at most
+// 8) by 32 threads; the grid's y goes over tiles of columns, its x over multiples of 1024: of those inside a run the first stands for
+// it. Reads and writes little: a row for 1024 entries. Race-free: a run's columns belong to one block, which goes over its rows 1024
+// at a time in order and writes one row back after a barrier, never one that is yet to be read.
+template <typename T, typename Op>
+__global__ void __launch_bounds__(256) sparsekit_join_chunks(const i64* __restrict__ start, const i64* __restrict__ runs, i64 n, i64 width,
+                                                             typename Wide<T>::type* partial) {
+  typedef typename Wide<T>::type W;
+  __shared__ W sums[BLOCK][8];
+  const i64 m = *runs;
+  for (i64 at = (blockIdx.x + 1) * CHUNK; at < n; at += gridDim.x * CHUNK) {
+    const i64 run = run_of(start, m, at), first = start[run], length = start[run + 1] - first;
+    if (length <= CHUNK || at - first > CHUNK) continue;  // the same for all threads
+    for (i64 tile = (i64)blockIdx.y * blockDim.x; tile < width; tile += (i64)gridDim.y * blockDim.x) {
+      const i64 c = tile + threadIdx.x;
+      W* const row = partial + first_chunk(first) * width + c;
+      for (i64 rows = (length + CHUNK - 1) / CHUNK; rows > 1; rows = (rows + CHUNK - 1) / CHUNK) {
+        for (i64 j = 0; j * CHUNK < rows; j++) {
+          const i64 begin = j * CHUNK + (i64)threadIdx.y * BLOCK;
+          W sum = W();
+          for (i64 i = begin; c < width && i < begin + BLOCK && i < rows; i++) sum = i == begin ? row[i * width] : Op::of(sum, row[i * width]);
+          sums[threadIdx.y][threadIdx.x] = sum;
+          __syncthreads();
+          const i64 blocks = (rows - j * CHUNK + BLOCK - 1) / BLOCK;
+          if (threadIdx.y == 0 && c < width) {
+            for (int b = 1; b < BLOCK && b < blocks; b++) sum = Op::of(sum, sums[b][threadIdx.x]);
+            row[j * width] = sum;
+          }
+          __syncthreads();  // sums is written anew, row is read
+        }
+      }
+    }
   }
 }
