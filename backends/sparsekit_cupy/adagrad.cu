@@ -6,7 +6,7 @@
 // once in and once out. Writes nothing where *bad. Race-free: a row belongs to one warp, a column to one lane, what there is once a
 // row to lane 0, after __syncwarp.
 template <typename P, typename S>
-__global__ void __launch_bounds__(256) sparsekit_adagrad(const u64* __restrict__ word, i64 position_bits, const i64* __restrict__ start,
+__global__ void __launch_bounds__(256, 2) sparsekit_adagrad(const u64* __restrict__ word, i64 position_bits, const i64* __restrict__ start,
                                                          const i64* __restrict__ runs, const i64* __restrict__ rows, const int* __restrict__ bad,
                                                          const P* __restrict__ values, i64 width,
                                                          const typename Wide<P>::type* __restrict__ partial, i64 table_rows, P* param,

@@ -11,7 +11,7 @@ template <typename T> __device__ __forceinline__ T moved(T p, T m, T w, T size, 
 // loop. Reads each gradient value once and 8 bytes a word for each thread in x, moves each touched row of param and states once in
 // and once out. Writes nothing where *bad. Race-free: each thread has its own elements of rows that no other run names.
 template <typename P, typename S, int V>
-__global__ void __launch_bounds__(256) sparsekit_adam_plain(const u64* __restrict__ word, i64 position_bits, const i64* __restrict__ start,
+__global__ void __launch_bounds__(256, 2) sparsekit_adam_plain(const u64* __restrict__ word, i64 position_bits, const i64* __restrict__ start,
                                                             const i64* __restrict__ runs, const i64* __restrict__ rows, const int* __restrict__ bad,
                                                             const P* __restrict__ values, i64 width,
                                                             const typename Wide<P>::type* __restrict__ partial, P* param, S* exp_avg,
@@ -101,7 +101,7 @@ __device__ i64 replay(Element<T>* scratch, i64 width, i64 last, i64 count, i64 e
 // row in scratch (warps, width). Writes nothing where *bad. Race-free: a row belongs to one warp, a column to one lane, what there
 // is once a row to lane 0, after __syncwarp.
 template <typename P, typename S>
-__global__ void __launch_bounds__(256) sparsekit_adam(const u64* __restrict__ word, i64 position_bits, const i64* __restrict__ start,
+__global__ void __launch_bounds__(256, 1) sparsekit_adam(const u64* __restrict__ word, i64 position_bits, const i64* __restrict__ start,
                                                       const i64* __restrict__ runs, const i64* __restrict__ rows, const int* __restrict__ bad,
                                                       const P* __restrict__ values, i64 width,
                                                       const typename Wide<P>::type* __restrict__ partial, i64 table_rows, P* param,

@@ -5,7 +5,7 @@
 // over columns; both loop. Reads each value once (runs of more than 32 entries from partial instead) and 8 bytes a word for each
 // thread in x; writes each result once. Race-free: each thread has its own elements of out.
 template <typename T, typename Op, int V>
-__global__ void __launch_bounds__(256) sparsekit_reduce(const u64* __restrict__ word, i64 position_bits, const i64* __restrict__ start,
+__global__ void __launch_bounds__(256, 2) sparsekit_reduce(const u64* __restrict__ word, i64 position_bits, const i64* __restrict__ start,
                                                         i64 runs, const T* __restrict__ values, i64 width,
                                                         const typename Wide<T>::type* __restrict__ partial, T* __restrict__ out) {
   const u64 position_mask = position_bits ? ~0ull >> (64 - position_bits) : 0;

@@ -9,7 +9,7 @@ static const int TILE = 2048;  // words that a block of 256 threads looks at in 
 // word[i] |= index[i] << shift; the first dimension's call begins with the position alone (or with 0, if bits is 0 by `position`).
 // An index outside 0 ... dim - 1 sets *bad and loses its upper bits: it never reaches another field of the word.
 // Grid-stride, a thread an entry. Moves 16 bytes an entry, 8 more unless first. Each thread writes its own word; *bad atomically.
-extern "C" __global__ void __launch_bounds__(256) sparsekit_pack(const i64* __restrict__ index, i64 n, i64 dim, i64 bits, i64 shift,
+extern "C" __global__ void __launch_bounds__(256, 2) sparsekit_pack(const i64* __restrict__ index, i64 n, i64 dim, i64 bits, i64 shift,
                                                                  i64 first, i64 position, u64* __restrict__ word, int* bad) {
   const u64 mask = bits ? ~0ull >> (64 - bits) : 0;
   for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (i64)gridDim.x * blockDim.x) {
@@ -26,7 +26,7 @@ __device__ __forceinline__ bool is_head(const u64* word, i64 i, int position_bit
 
 // How many runs begin in each tile of TILE words. A block a tile, blocks loop. Reads 8 bytes a word.
 // Race-free: only thread 0 of the one block that has the tile writes its count.
-extern "C" __global__ void __launch_bounds__(256) sparsekit_count_heads(const u64* __restrict__ word, i64 n, i64 position_bits,
+extern "C" __global__ void __launch_bounds__(256, 2) sparsekit_count_heads(const u64* __restrict__ word, i64 n, i64 position_bits,
                                                                         i64* __restrict__ tile_heads) {
   for (i64 tile = blockIdx.x; tile * TILE < n; tile += gridDim.x) {
     i64 heads = 0;
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(256) sparsekit_count_heads(const u6
 // Where each run begins, start[0 ... runs], the last being n; and, if inverse is given, the run of each input entry.
 // tile_ends[t] counts the runs that begin in tiles 0 ... t. Reads 8 bytes a word; writes 8 a run, and 8 an entry at random for
 // inverse. Race-free: each run has one head, each input position one word; shared counts are read between two barriers.
-extern "C" __global__ void __launch_bounds__(256) sparsekit_write_starts(const u64* __restrict__ word, i64 n, i64 position_bits,
+extern "C" __global__ void __launch_bounds__(256, 2) sparsekit_write_starts(const u64* __restrict__ word, i64 n, i64 position_bits,
                                                                          const i64* __restrict__ tile_ends, i64* __restrict__ start,
                                                                          i64* __restrict__ inverse) {
   __shared__ int warp_heads[8];
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(256) sparsekit_write_starts(const u
 
 // The coordinates of each run, read at its first entry, and its length if counts is given. A thread a run, grid-stride.
 // Reads 16 bytes a run and 8 a dimension at random, writes 8 a dimension. Race-free: each thread has its own column.
-extern "C" __global__ void __launch_bounds__(256) sparsekit_coordinates(const u64* __restrict__ word, i64 position_bits,
+extern "C" __global__ void __launch_bounds__(256, 2) sparsekit_coordinates(const u64* __restrict__ word, i64 position_bits,
                                                                         const i64* __restrict__ start, i64 runs,
                                                                         const i64* __restrict__ indices, i64 n, i64 ndim,
                                                                         i64* __restrict__ out, i64* __restrict__ counts) {
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(256) sparsekit_coordinates(const u6
 
 // Clears *sorted where a coordinate is not larger than the one before it, in row-major order. A thread an entry, grid-stride.
 // Reads 8 bytes an entry for each dimension up to the first that differs. Race-free: *sorted changes atomically.
-extern "C" __global__ void __launch_bounds__(256) sparsekit_is_coalesced(const i64* __restrict__ indices, i64 n, i64 ndim, int* sorted) {
+extern "C" __global__ void __launch_bounds__(256, 2) sparsekit_is_coalesced(const i64* __restrict__ indices, i64 n, i64 ndim, int* sorted) {
   for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x + 1; i < n; i += (i64)gridDim.x * blockDim.x) {
     bool larger = false;
     for (i64 d = 0; d < ndim; d++) {

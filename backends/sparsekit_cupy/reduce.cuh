@@ -86,7 +86,7 @@ __device__ __forceinline__ i64 run_of(const i64* start, i64 m, i64 at) {
 // threads, then takes them one by one. Reads each value of a long run once and start (8 bytes a step of a binary search) for each
 // row; writes a wide value for 1024 read. Race-free: a row belongs to one chunk (see first_chunk), a chunk's columns to one block.
 template <typename T, typename Op>
-__global__ void __launch_bounds__(256) sparsekit_reduce_chunks(const u64* __restrict__ word, i64 n, i64 position_bits,
+__global__ void __launch_bounds__(256, 2) sparsekit_reduce_chunks(const u64* __restrict__ word, i64 n, i64 position_bits,
                                                                const i64* __restrict__ start, const i64* __restrict__ runs,
                                                                const T* __restrict__ values, i64 width,
                                                                typename Wide<T>::type* __restrict__ partial) {
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(256) sparsekit_reduce_chunks(const u64* __rest
 // it. Reads and writes little: a row for 1024 entries. Race-free: a run's columns belong to one block, which goes over its rows 1024
 // at a time in order and writes one row back after a barrier, never one that is yet to be read.
 template <typename T, typename Op>
-__global__ void __launch_bounds__(256) sparsekit_join_chunks(const i64* __restrict__ start, const i64* __restrict__ runs, i64 n, i64 width,
+__global__ void __launch_bounds__(256, 2) sparsekit_join_chunks(const i64* __restrict__ start, const i64* __restrict__ runs, i64 n, i64 width,
                                                              typename Wide<T>::type* partial) {
   typedef typename Wide<T>::type W;
   __shared__ W sums[BLOCK][8];

@@ -19,7 +19,7 @@ __device__ __forceinline__ double sum_of_sizes(i64 last, i64 end, const History&
 // warps loop. Reads each gradient value once, moves each touched row of param and momentum_buffer once in and once out. Writes
 // nothing where *bad. Race-free: a row belongs to one warp, a column to one lane, last_step to lane 0, after __syncwarp.
 template <typename P, typename S>
-__global__ void __launch_bounds__(256) sparsekit_sgd(const u64* __restrict__ word, i64 position_bits, const i64* __restrict__ start,
+__global__ void __launch_bounds__(256, 2) sparsekit_sgd(const u64* __restrict__ word, i64 position_bits, const i64* __restrict__ start,
                                                      const i64* __restrict__ runs, const i64* __restrict__ rows, const int* __restrict__ bad,
                                                      const P* __restrict__ values, i64 width,
                                                      const typename Wide<P>::type* __restrict__ partial, i64 table_rows, P* param,

@@ -27,7 +27,7 @@ __device__ __forceinline__ u64 key_of(u64 x) { return x; }
 // A thread a value, grid-stride; a block sees fewer than 2**32. Reads each value once. Race-free: counts change atomically, the
 // block's between two barriers.
 template <typename T>
-__global__ void __launch_bounds__(256) sparsekit_histogram(const T* __restrict__ x, i64 n, const State* __restrict__ state, i64 upper,
+__global__ void __launch_bounds__(256, 2) sparsekit_histogram(const T* __restrict__ x, i64 n, const State* __restrict__ state, i64 upper,
                                                            i64 shift, i64 mask, u64* count) {
   typedef decltype(key_of(T())) Key;
   __shared__ u32 here[BINS];
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(256) sparsekit_histogram(const T* __restrict__
 // The next digit of the k-th largest key; sets all counts to 0 for the one after. One block of 256 threads, 8 bins a thread.
 // Moves 32 KiB. Race-free: a thread has its own bins; of all threads one finds its bins to hold the wanted rank, and it alone writes
 // *state, after the barrier behind which all have read it.
-extern "C" __global__ void __launch_bounds__(256) sparsekit_next_digit(u64* __restrict__ count, State* __restrict__ state, i64 shift) {
+extern "C" __global__ void __launch_bounds__(256, 2) sparsekit_next_digit(u64* __restrict__ count, State* __restrict__ state, i64 shift) {
   __shared__ u64 sums[256];
   const u64 key = state->key, wanted = state->wanted;
   u64 mine[8], sum = 0;
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(256) sparsekit_next_digit(u64* __re
 // How many keys of each tile of TILE values are larger than the k-th largest, and how many equal it. A block a tile, blocks loop.
 // Reads each value once. Race-free: only thread 0 of the one block that has the tile writes its counts.
 template <typename T>
-__global__ void __launch_bounds__(256) sparsekit_count_topk(const T* __restrict__ x, i64 n, const State* __restrict__ state,
+__global__ void __launch_bounds__(256, 2) sparsekit_count_topk(const T* __restrict__ x, i64 n, const State* __restrict__ state,
                                                             i64* __restrict__ tile_larger, i64* __restrict__ tile_equal) {
   typedef decltype(key_of(T())) Key;
   const Key kth = (Key)state->key;
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(256) sparsekit_count_topk(const T* __restrict_
 // blocks loop. Reads each value once, writes 8 bytes for each that is chosen. Race-free: each chosen value has a rank of its own;
 // shared counts are read between two barriers.
 template <typename T>
-__global__ void __launch_bounds__(256) sparsekit_write_topk(const T* __restrict__ x, i64 n, const State* __restrict__ state,
+__global__ void __launch_bounds__(256, 2) sparsekit_write_topk(const T* __restrict__ x, i64 n, const State* __restrict__ state,
                                                             const i64* __restrict__ ends_larger, const i64* __restrict__ ends_equal,
                                                             i64 first_tile, i64* __restrict__ out) {
   typedef decltype(key_of(T())) Key;
