@@ -82,6 +82,20 @@ def test_no_instance_spills(architecture):
     check(architecture, instances(every=True))
 
 
+@pytest.mark.parametrize("file", instances())
+def test_no_operation_may_be_contracted(file):
+    """Where PTX names no rounding, a * b + c may become one operation, of other bits than the CPU's."""
+    require(CUPY_HOST)
+    from _cuda import _compile
+
+    from sparsekit_cupy import _device
+
+    for name in instances()[file]:
+        text, _ = _compile.ptx(_device.source(file), file, name)
+        assert re.findall(r"\b(?:add|sub|mul|mad|fma)(?:\.ftz)?\.f(?:32|64)\b.*", text) == [], name
+        assert "fma" not in text, name
+
+
 def test_the_list_of_kernels_is_complete():
     """Each __global__ of the backend is compiled above."""
     from sparsekit_cupy import _device
