@@ -31,6 +31,24 @@ def put(monkeypatch):
     _dlpack._special.cache_clear()
 
 
+@pytest.fixture
+def sampled(put, monkeypatch):
+    """Arrays of the tests' size are sampled; the list tells for each topk where it selected from."""
+    from sparsekit_cupy import _topk
+
+    chosen, plan = [], _topk._plan
+
+    def spy(device, *args):
+        plan(device, *args)
+        *_, active, _state = args
+        chosen.append("candidates" if active.get()[0] else "arrays")
+
+    monkeypatch.setattr(_topk, "SAMPLES", 256)
+    monkeypatch.setattr(_topk, "_FEW", 2000)
+    monkeypatch.setattr(_topk, "_plan", spy)
+    return chosen
+
+
 @contextlib.contextmanager
 def waits(device, times):
     before = device.xp.syncs
@@ -175,7 +193,7 @@ def test_a_steps_memory_does_not_grow_with_the_table(put):
     assert peak < 200_000
 
 
-def test_topk_copies_no_array(put):
+def test_topk_copies_no_array(put, sampled):
     """waveglow#92: flattening all gradients doubled the memory."""
     import tracemalloc
 
@@ -185,20 +203,63 @@ def test_topk_copies_no_array(put):
     sparsekit.topk(there, 100)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 1_600_000 / 4
+    assert peak < 1_600_000 / 2
+
+
+def _plateaus(rng, n):
+    return rng.integers(0, 3, n).astype(np.float32)
+
+
+def _hidden(rng, n):
+    """Large values at the positions that the sample looks at, and nowhere else."""
+    z = (np.arange(1, 257, dtype=np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    x = rng.random(n).astype(np.float32)
+    x[((z ^ z >> np.uint64(31)) % np.uint64(n)).astype(np.int64)] += 5
+    return x
+
+
+@pytest.mark.parametrize("cut", [[], [1], [2048], [3000, 3000, 9000]])
+@pytest.mark.parametrize(
+    ("values", "k", "source"),
+    [
+        (lambda rng, n: rng.standard_normal(n), 1, "candidates"),
+        (lambda rng, n: rng.standard_normal(n).astype(np.float32), 150, "candidates"),
+        (lambda rng, n: (rng.standard_normal(n) * 1000).astype(np.int32), 150, "candidates"),
+        (lambda rng, n: np.sort(rng.standard_normal(n).astype(np.float16)), 300, "candidates"),
+        (lambda rng, n: rng.standard_normal(n).astype(np.float32), 5000, "arrays"),  # too many
+        (_plateaus, 150, "arrays"),  # more candidates than there is room for
+        (_hidden, 400, "arrays"),  # fewer candidates than k
+    ],
+)
+def test_topk_from_candidates_or_from_the_arrays(put, sampled, values, k, source, cut):
+    import sparsekit_scipy
+
+    x = values(np.random.default_rng(9), 10_000)
+    parts, dtype = np.split(x, cut), x.dtype.name
+    got = to_host(sparsekit_cupy_topk(arrays_of(put, parts), k, dtype))
+    assert same(got, sparsekit_scipy.topk(parts, k, dtype=dtype))
+    assert sampled == [source]
+
+
+def sparsekit_cupy_topk(arrays, k, dtype):
+    import sparsekit_cupy
+
+    return sparsekit_cupy.topk(arrays, k, dtype=dtype)
 
 
 @pytest.mark.parametrize(("dtype", "passes"), [("int8", 1), ("float16", 2), ("float32", 3), ("float64", 6)])
-def test_topk_reads_as_often_as_it_says(put, dtype, passes):
-    """Once for each digit of 11 bits, then to count and to write."""
-    sparsekit.topk(put.xp.asarray(numbers(np.random.default_rng(0), 5000, dtype)), 10)
-    reads = {name.split("<")[0]: times for name, times in put.launches.items()}
-    assert reads == {
-        "sparsekit_histogram": passes,
-        "sparsekit_next_digit": passes,
-        "sparsekit_count_topk": 1,
-        "sparsekit_write_topk": 1,
-    }
+def test_topk_reads_as_often_as_it_says(put, sampled, dtype, passes):
+    """A small array once for each digit of 11 bits, then to count and to write; a large one to count and to collect."""
+    c_type = {"int8": "signed char", "float16": "Half", "float32": "float", "float64": "double"}[dtype]
+    select = {"histogram": passes, "count_topk": 1, "write_topk": 1}
+    for n, reads in ((1000, select), (5000, {"sample": 1} | select | {"count_topk": 2, "write_topk": 2})):
+        put.launches.clear()
+        sparsekit.topk(put.xp.asarray(numbers(np.random.default_rng(0), n, dtype)), 10)
+        assert reads == {
+            name.removeprefix("sparsekit_").split("<")[0]: times for name, times in put.launches.items() if f"<{c_type}>" in name
+        }
 
 
 # The order in which blocks and threads run.

@@ -33,8 +33,9 @@ def instances(every=False):
         reduce += [f"sparsekit_reduce<{c_type}, {op}, {pack}>" for op in ops for pack in (packs if op == "Sum" else {1})]
         reduce += [f"sparsekit_{kernel}_chunks<{c_type}, {op}>" for kernel in ("reduce", "join") for op in ops]
     select = [
-        f"sparsekit_{kernel}<{c_type}>" for kernel in ("histogram", "count_topk", "write_topk") for c_type in FLOATS | INTEGERS
+        f"sparsekit_{kernel}<{c_type}>" for kernel in ("sample", "count_topk", "write_topk") for c_type in FLOATS | INTEGERS
     ]
+    select += [f"sparsekit_histogram<{c_type}>" for c_type in FLOATS | INTEGERS]
     pairs = [f"{c_type}, {state}" for c_type, state in itertools.product(FLOATS, STATES)] if every else USUAL
     adam = [f"sparsekit_adam<{pair}>" for pair in pairs]
     for c_type, size in FLOATS.items():
@@ -44,7 +45,7 @@ def instances(every=False):
     return {
         "group.cu": [f"sparsekit_{name}" for name in group],
         "coalesce.cu": reduce,
-        "topk.cu": [*select, "sparsekit_next_digit"],
+        "topk.cu": [*select, "sparsekit_plan", "sparsekit_next_digit", "sparsekit_localise"],
         "adam.cu": adam,
         "adagrad.cu": [f"sparsekit_adagrad<{pair}>" for pair in pairs],
         "sgd.cu": [f"sparsekit_sgd<{pair}>" for pair in pairs],

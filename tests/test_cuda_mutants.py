@@ -32,10 +32,11 @@ def is_coalesced(backend, send):
 
 def topk(backend, send):
     """Ties across tiles and blocks; one alone in its bin."""
-    x = numbers(np.random.default_rng(1), 9000, "float32")
+    x = numbers(np.random.default_rng(1), 18_000, "float32")
     x[::3], x[5] = 2.5, np.nan
-    arrays = [send(x[:5000]), send(x[5000:])]
-    return [*backend.topk(arrays, 3000, dtype="float32"), *backend.topk(arrays, 1, dtype="float32")]
+    arrays = [send(x[:10_000]), send(x[10_000:])]
+    chosen = [part for k in (3000, 1, 40) for part in backend.topk(arrays, k, dtype="float32")]
+    return [*chosen, *backend.topk([send(np.clip(x, -2.5, 2.5))], 40, dtype="float32")]
 
 
 def adam(backend, send, width=4, rowwise=False, **modes):
@@ -66,11 +67,12 @@ MUTANTS = [
     (coalesce, "reduce.cuh", "    __syncthreads();\n    // Of the runs", "    // Of the runs"),
     (coalesce, "reduce.cuh", "        __syncthreads();  // sums is written anew\n", ""),
     (coalesce, "reduce.cuh", "          __syncthreads();\n          const i64 blocks", "          const i64 blocks"),
-    (topk, "topk.cu", "atomicAdd(&count[bin], (u64)here[bin])", "count[bin] += here[bin]"),
-    (topk, "topk.cu", "atomicAdd(&here[(int)(key >> (int)shift) & (int)mask], 1u)", "here[(key >> (int)shift) & mask]++"),
+    (topk, "topk.cu", "atomicAdd(&bins[bin], (u64)here[bin])", "bins[bin] += here[bin]"),
+    (topk, "topk.cu", "atomicAdd(&here[(int)(tile.key[j] >> (int)shift) & (int)mask], 1u)", "here[7]++"),
     (topk, "topk.cu", "  sums[threadIdx.x] = sum;\n  __syncthreads();", "  sums[threadIdx.x] = sum;"),
-    (topk, "topk.cu", "      __syncthreads();\n      i64 my_larger", "      i64 my_larger"),
-    (topk, "topk.cu", "      __syncthreads();  // warp_larger and warp_equal are written anew\n", ""),
+    (topk, "topk.cu", "    __syncthreads();\n    if (warp < 2)", "    if (warp < 2)"),
+    (topk, "topk.cu", "    __syncthreads();\n    const i64 all_larger", "    const i64 all_larger"),
+    (topk, "topk.cu", "    __syncthreads();  // the warps' counts are written anew\n", ""),
     (exact, "adam.cu", "    __syncwarp();\n", ""),
     # off by one
     (coalesce, "group.cu", "i < n && is_head(word, i, (int)position_bits)", "i <= n && is_head(word, i, (int)position_bits)"),
@@ -85,7 +87,7 @@ MUTANTS = [
     (is_coalesced, "group.cu", "threadIdx.x + 1; i < n;", "threadIdx.x + 2; i < n;"),
     (is_coalesced, "group.cu", "if (!larger) atomicAnd", "if (!larger && i % 256) atomicAnd"),
     (topk, "topk.cu", "wanted <= larger + mine[j]", "wanted < larger + mine[j]"),
-    (topk, "topk.cu", "my_equal < ties)) out", "my_equal <= ties)) out"),
+    (topk, "topk.cu", "equal_before < ties)) {", "equal_before <= ties)) {"),
     (topk, "topk.cu", "const u32 before_lane = (1u << lane) - 1;", "const u32 before_lane = (2u << lane) - 1;"),
     (topk, "topk.cu", "for (int t = threadIdx.x + 1; t < 256; t++)", "for (int t = threadIdx.x + 1; t < 255; t++)"),
     (adam, "adam.cu", "r < count; r += (i64)gridDim.x * blockDim.y", "r <= count; r += (i64)gridDim.x * blockDim.y"),
@@ -94,6 +96,12 @@ MUTANTS = [
     (exact, "adam.cu", "r < count; r += all_warps()", "r < count - 1; r += all_warps()"),
     (exact, "optim.cuh", "lane < 32 && lane < columns", "lane < 31 && lane < columns"),
     (exact, "optim.cuh", "return row[3 * (s - 1)]; }", "return row[3 * s]; }"),
+    (topk, "topk.cu", "size = part.size;", "size = part.size + 1;"),
+    (topk, "topk.cu", "k <= found && found <= capacity", "k <= found + 1000000 && found <= capacity"),
+    (topk, "topk.cu", "k <= found && found <= capacity", "k <= found && found <= capacity + 1000000"),
+    (topk, "topk.cu", "parts[middle].*first <= at", "parts[middle].*first < at"),
+    (topk, "topk.cu", "(found + TILE - 1) / TILE", "found / TILE"),
+    (topk, "topk.cu", "where ? where[value] : value", "value"),
     # what a warp shares
     (exact, "adam.cu", "if (__all_sync(ALL_LANES, rest)) return i;", "if (rest) return i;"),
     (exact, "optim.cuh", "static const u32 ALL_LANES = 0xffffffffu;", "static const u32 ALL_LANES = 0x7fffffffu;"),
@@ -111,10 +119,10 @@ def expected():
 
 @contextlib.contextmanager
 def mutated(file, old, new):
-    """The backend on another stand-in, with this change in its sources; twice the multiprocessors, in random order."""
+    """The backend on another stand-in, with this change in its sources, in random order."""
     from _cuda import host_device
 
-    from sparsekit_cupy import _device
+    from sparsekit_cupy import _device, _topk
 
     original = _device.source
     changed = {}
@@ -125,12 +133,15 @@ def mutated(file, old, new):
         return changed[name]
 
     assert old in original(file), "the mutant is out of date"
-    device, before = host_device(multiprocessors=2, order="random", seed=1, preempt=7), _device.find
+    few = _topk.SAMPLES, _topk._FEW
+    device, before = host_device(order="random", seed=1, preempt=7), _device.find
     _device.source, _device.find = source, lambda: device
+    _topk.SAMPLES, _topk._FEW = 256, 5000
     try:
         yield device.xp
     finally:
         _device.source, _device.find = original, before
+        _topk.SAMPLES, _topk._FEW = few
 
 
 def same(got, want):

@@ -26,9 +26,10 @@ _OUTPUTS_OF_MODES = ("max_exp_avg_sq", "row_step", "last_step")
 def backend():
     """A module-like object that offers the protocol's functions."""
     import sparsekit_cupy
-    from sparsekit_cupy import _device
+    from sparsekit_cupy import _device, _topk
 
     if not ON_CUDA:
+        _topk.SAMPLES, _topk._FEW = 256, 2000  # so that arrays of the tests' size are sampled too
         from _cuda import host_device
 
         device = host_device()
