@@ -63,6 +63,16 @@ def test_b2_38_the_momentum_buffer_does_not_grow(backend):
     assert now < 60_000 and peak < 200_000  # 30 gradients kept would be 100,000
 
 
+def test_a_row_that_sat_out_nothing_is_not_moved_by_its_buffer(backend):
+    """Not even by 0 times infinity."""
+    run = Run("sgd", np.zeros((2, 2), np.float32), "float32", backend, momentum=0.9, moments="exact")
+    run.step(np.array([0, 1]), np.ones((2, 2), np.float32), 0.1)
+    run.arrays["momentum_buffer"][0, 0] = np.inf
+    run.step(np.array([0]), np.ones((1, 2), np.float32), 0.1)
+    assert run.param[0, 0] == -np.inf
+    assert np.isfinite(run.param[0, 1]) and np.isfinite(run.param[1]).all()
+
+
 def test_the_first_step_is_not_dampened(backend):
     buffer = np.zeros((2, 1))
     options = {"momentum": 0.5, "dampening": 0.5, "momentum_buffer": buffer, "lr": 1.0, "backend": backend}

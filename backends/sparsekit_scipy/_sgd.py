@@ -81,7 +81,7 @@ def _catch_up(
     if b is None or modes.moments == "masked":
         return p, b
     if modes.moments == "exact":
-        moving = np.flatnonzero((b != 0).any(axis=1))
+        moving = np.flatnonzero((b != 0).any(axis=1) & (last < end))
         sizes = _sum_of_sizes(last[moving], end, _optim.unit(real), momentum, nesterov, modes)[:, None]
         p[moving] = p[moving] - sizes.astype(real) * b[moving]
     return p, b * _optim.power(momentum, end - last).astype(real)[:, None]
