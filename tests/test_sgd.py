@@ -1,5 +1,6 @@
 """sparse_sgd_step: torch's optimizers, the size of the state. All modes and errors: test_optim.py."""
 
+import gc
 import tracemalloc
 
 import numpy as np
@@ -57,6 +58,7 @@ def test_b2_38_the_momentum_buffer_does_not_grow(backend):
     tracemalloc.start()
     for batch in batches:
         run.step(*batch, 0.1)
+    gc.collect()
     now, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert run.arrays["momentum_buffer"] is buffer
