@@ -70,12 +70,5 @@ def _launch(
     if modes.moments == "exact":
         real = "float64" if "float64" in (dtype, modes.state_dtype) else "float32"
         scratch = device.xp.empty((_optim.warps(device, rows), param.shape[1], _KEPT), real)
-    args = (
-        *gradient,
-        len(param),
-        *(param, exp_avg, exp_avg_sq, modes.max_exp_avg_sq, modes.row_step, modes.last_step, modes.history, modes.row_numbers),
-        *_optim.keys(modes, 4),
-        *(flags, modes.step, modes.lr, modes.decay, *rates),
-        scratch,
-    )
-    _optim.launch(device, "adam.cu", f"sparsekit_adam<{_optim.types(dtype, modes.state_dtype)}>", rows, args)
+    tables = (param, exp_avg, exp_avg_sq, modes.max_exp_avg_sq, modes.row_step)
+    _optim.launch("adam", gradient, tables, dtype, rows, flags, rates, modes, keys=4, more=(scratch,))

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from sparsekit_cupy._coalesce import C_TYPES, reduce_chunks
-from sparsekit_cupy._device import Device
+from sparsekit_cupy._device import Device, current
 from sparsekit_cupy._group import group
 
 _THREADS, _WARPS = 256, 8  # of a block, as in optim.cuh
@@ -50,12 +50,6 @@ def flags(modes: Any, *, flush: bool = False, maximize: bool = False, nesterov: 
     return sum(bit for is_set, bit in chosen if is_set)
 
 
-def keys(modes: Any, count: int) -> list[int]:
-    """As many keys as a kernel takes, as signed numbers of the same bits."""
-    given = [*(modes.keys or ()), *[0] * count][:count]
-    return [key - (1 << 64) if key >> 63 else key for key in given]
-
-
 def types(dtype: str, state_dtype: str) -> str:
     return f"{C_TYPES[dtype]}, {C_TYPES[state_dtype]}"
 
@@ -65,6 +59,27 @@ def warps(device: Device, rows: int) -> int:
     return _WARPS * device.blocks(rows, _WARPS)
 
 
-def launch(device: Device, file: str, name: str, rows: int, args: tuple[Any, ...]) -> None:
-    """A warp for each of so many rows."""
-    device.launch(file, name, device.blocks(rows, _WARPS), _THREADS, args)
+def launch(
+    name: str,
+    gradient: Gradient,
+    tables: tuple[Any, ...],
+    dtype: str,
+    rows: int,
+    flags: int,
+    rates: tuple[float, ...],
+    modes: Any,
+    keys: int = 2,
+    more: tuple[Any, ...] = (),
+) -> None:
+    """A warp for each of so many rows. ``tables``: param first. ``rates`` and ``more`` are the kernel's own, as is how many keys."""
+    device = current()
+    signed = [key - (1 << 64) if key >> 63 else key for key in modes.keys or ()]
+    args = (
+        *(*gradient, len(tables[0])),
+        *(*tables, modes.last_step, modes.history, modes.row_numbers),
+        *(*signed, *[0] * keys)[:keys],
+        *(flags, modes.step, modes.lr, modes.decay, *rates),
+        *more,
+    )
+    kernel = f"sparsekit_{name}<{types(dtype, modes.state_dtype)}>"
+    device.launch(f"{name}.cu", kernel, device.blocks(rows, _WARPS), _THREADS, args)

@@ -26,7 +26,8 @@ def sparse_sgd_step(
         return True
     gradient = _optim.gradient(current(), param, rows, values, dtype)
     flags = _optim.flags(modes, maximize=maximize, nesterov=nesterov)
-    _launch(gradient, param, momentum_buffer, dtype, rows.size, flags, (momentum, dampening, weight_decay), modes)
+    rates = (momentum, dampening, weight_decay)
+    _optim.launch("sgd", gradient, (param, momentum_buffer), dtype, rows.size, flags, rates, modes)
     return not (check and gradient.refused())
 
 
@@ -34,24 +35,5 @@ def sparse_sgd_flush(param: Any, momentum_buffer: Any | None, *, dtype: str, mom
     """As in the protocol. Waits for nothing."""
     if len(param):
         flags = _optim.flags(modes, flush=True, nesterov=nesterov)
-        _launch(_optim.nothing(param), param, momentum_buffer, dtype, len(param), flags, (momentum, 0.0, 0.0), modes)
-
-
-def _launch(
-    gradient: _optim.Gradient,
-    param: Any,
-    momentum_buffer: Any | None,
-    dtype: str,
-    rows: int,
-    flags: int,
-    rates: tuple[float, ...],
-    modes: Any,
-) -> None:
-    args = (
-        *gradient,
-        len(param),
-        *(param, momentum_buffer, modes.last_step, modes.history, modes.row_numbers),
-        *_optim.keys(modes, 2),
-        *(flags, modes.step, modes.lr, modes.decay, *rates),
-    )
-    _optim.launch(current(), "sgd.cu", f"sparsekit_sgd<{_optim.types(dtype, modes.state_dtype)}>", rows, args)
+        rates = (momentum, 0.0, 0.0)
+        _optim.launch("sgd", _optim.nothing(param), (param, momentum_buffer), dtype, len(param), flags, rates, modes)
