@@ -71,7 +71,7 @@ def launch(
     keys: int = 2,
     more: tuple[Any, ...] = (),
 ) -> None:
-    """A warp for each of so many rows. ``tables``: param first. ``rates`` and ``more`` are the kernel's own, as is how many keys."""
+    """A warp a row, of so many. ``tables``: param first. ``rates``, ``more`` and the number of keys are the kernel's own."""
     device = current()
     signed = [key - (1 << 64) if key >> 63 else key for key in modes.keys or ()]
     args = (
