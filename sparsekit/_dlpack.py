@@ -80,7 +80,7 @@ def _name(dtype: np.dtype[Any]) -> str:
 def as_bits(a: Any) -> tuple[Array, str]:
     """An array of NumPy or CuPy as the core has it; bfloat16 (from ml_dtypes) as bits."""
     name = _name(a.dtype)
-    return (a.view(np.uint16), name) if name == "bfloat16" else (a, name)
+    return (a.view(np.dtype(np.uint16).newbyteorder(a.dtype.byteorder)), name) if name == "bfloat16" else (a, name)
 
 
 def from_bits(a: Array, dtype: str) -> Any:

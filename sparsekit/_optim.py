@@ -14,6 +14,7 @@ from sparsekit._protocol import Array, Index, Modes
 WEIGHT_DECAY_MODES = ("l2", "decoupled", "decoupled_lazy")
 MOMENTS = ("masked", "decayed", "exact")
 ROUNDINGS = ("nearest", "stochastic")
+_OPTIONAL = ("max_exp_avg_sq", "row_step", "last_step", "history", "momentum_buffer")
 _MASK64 = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -21,8 +22,8 @@ Raws = dict[str, Raw]
 
 
 def import_arrays(arrays: dict[str, Any]) -> Raws:
-    """The arrays by name, of one library and on one device; None means not given."""
-    raws = {name: import_array(x, name) for name, x in arrays.items() if x is not None}
+    """The arrays by name, of one library and on one device; None means not given, where it may."""
+    raws = {name: import_array(x, name) for name, x in arrays.items() if x is not None or name not in _OPTIONAL}
     same_place(list(raws.values()), list(raws))
     return raws
 

@@ -85,7 +85,9 @@ def _reduced(rows, reduce):
     if reduce != "mean":
         return total
     if total.dtype.kind == "c":  # by parts: NumPy's complex division is not rounded to nearest
-        return np.real(total) / len(rows) + 1j * (np.imag(total) / len(rows))
+        mean = np.empty_like(total)
+        mean.real, mean.imag = np.real(total) / len(rows), np.imag(total) / len(rows)  # 1j * infinity has a NaN in it
+        return mean
     return total / total.dtype.type(len(rows))
 
 
