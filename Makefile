@@ -1,18 +1,26 @@
-# make demo: see it work. make test: all checks. Both make the environment they need.
+# make demo: see it work. make test: all checks. make fuzz FUZZ_SECONDS=600: hostile input for so long. All make the environment they need.
 
 PYTHON ?= python3
 VENV ?= .venv
 DIST ?= dist
+FUZZ_SECONDS ?= 600
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench wheel clean
+.PHONY: demo test fuzz lint bench wheel clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/python -m bench train
 
 test: lint
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile
+
+fuzz: $(VENV)/.installed-dev
+	@end=$$(( $$(date +%s) + $(FUZZ_SECONDS) )); rounds=0; \
+	while [ $$(date +%s) -lt $$end ]; do \
+		seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); rounds=$$((rounds + 1)); echo "round $$rounds, seed $$seed"; \
+		HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -q tests/test_fuzz.py --hypothesis-seed=$$seed $(FUZZ) || exit 1; \
+	done; echo "$$rounds rounds, nothing found"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

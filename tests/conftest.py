@@ -29,6 +29,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile(
     "ci", parent=hypothesis.settings.get_profile("dev"), max_examples=60, derandomize=True, print_blob=True
 )
+# make fuzz: many, and others each time.
+hypothesis.settings.register_profile("fuzz", parent=hypothesis.settings.get_profile("dev"), max_examples=500, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
